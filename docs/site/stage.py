@@ -32,6 +32,12 @@ One step of each rung on four ranks, from the log of a run: `minifsdp ladder --r
 <a href="explore.html">Open it alone</a>.
 
 <iframe src="explore.html" class="explorer" title="The explorer"></iframe>
+<script>
+addEventListener("message", ({ source, data }) => {
+  const frame = document.querySelector("iframe.explorer");
+  if (source === frame.contentWindow && data.explorerHeight) frame.style.height = `${data.explorerHeight + 8}px`;
+});
+</script>
 """
 HEAD = "---\norphan: true\nhide-toc: true\n---\n"
 

@@ -94,7 +94,7 @@ def events_in(module, run):
 
 def in_evaluation(module):
     with torch.no_grad():
-        module(torch.ones(2, 3))
+        alone(module)
 
 
 def alone(module):
@@ -125,6 +125,10 @@ SLIPS = {
     "called twice, and then a backward of each": "the end belongs to each backward: queue it at the first of its "
     "outputs' gradients, whichever call that is, and let the flag fall at the end",
 }
+NO_OUTPUT = (
+    "the output has no hook: register one on it in the forward hook; its gradient begins the module's backward, and is "
+    "where the callback is queued"
+)
 NO_GRADIENT = "an output without a gradient cannot be hooked: ask `output.requires_grad`, whatever mode it is"
 SHARED = "each watched module has a state of its own: a default argument is made once, and shared by all calls"
 
@@ -179,6 +183,8 @@ def why_watch(got, wanted):
     ours, theirs = Counter(wanted), Counter(got)
     if any("not in .grad yet" in event for event in got):
         return TOO_EARLY
+    if any(event.startswith("RuntimeError") for event in got):
+        return NO_GRADIENT
     gradients = [event for event in got if event.startswith("gradient of ")]
     if any(theirs[event] > ours[event] for event in gradients):
         return "each hook needs its own name: a lambda made in a loop sees the loop's last one unless you bind it"
@@ -188,6 +194,8 @@ def why_watch(got, wanted):
         return NO_PARAMETERS
     if "end of backward" in got and got[-1] != "end of backward":
         return END_EARLY
+    if "output gradient" in ours and "output gradient" not in theirs:
+        return NO_OUTPUT
     if theirs["end of backward"] < ours["end of backward"]:
         return "backward has ended and nobody said so: the flag that keeps the callback single has to fall at its end"
     if theirs["output gradient"] < ours["output gradient"]:

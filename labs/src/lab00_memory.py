@@ -53,6 +53,7 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp.course import plots
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import closed_form
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.ladder.model import GPT
@@ -97,7 +98,7 @@ for name, make in OPTIMIZERS.items():
     optimizer.step()
     state = optimizer.state[layer.weight]
     kept = {key: (list(t.shape), str(t.dtype)) for key, t in state.items() if isinstance(t, Tensor)}
-    print(f"{name:9}", kept or "nothing")
+    print_wrapped(f"{name:9} {kept or 'nothing'}")
 
 # %% [markdown]
 # ## 0.1 Bytes of model state
@@ -618,7 +619,9 @@ with torch.no_grad():
         moved["float32 copy, rounded"].append(1 - copy.bfloat16().item())
 
 below = 1 - torch.nextafter(torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)).item()
-print(f"bfloat16 has no number between {1 - below} and 1: a step of {lr} is less than half of the {below} between")
+print_wrapped(
+    f"bfloat16 has no number between {1 - below} and 1: a step of {lr} is less than half of the {below} between"
+)
 print("moved by", {name: round(values[-1], 4) for name, values in moved.items()})
 lost = moved["bfloat16 alone"][-1]
 plots.lines(

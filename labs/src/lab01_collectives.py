@@ -484,7 +484,7 @@ def primitives():
 
 found = launch(primitives, 4, timeout=20)
 for name in found[0]:
-    print(f"{name:>22}:", "   ".join(str(each.get(name, "")) for each in found))
+    print(f"{name:>14}:", "  ".join(str(each.get(name, "")) for each in found))
 expected = {"sum": 14.0, "prod": 120.0, "min": 2.0, "max": 5.0, "avg": 3.5}
 for rank, each in enumerate(found):
     assert all(each[f"all-reduce {name}"] == [value] for name, value in expected.items())
@@ -912,13 +912,13 @@ def time_messages(sizes):
 
 sizes = (4_000, 1_000_000)
 took = launch(time_messages, 2, sizes)[0]
-print("                 half latency at         message    predicted    emulated, x 1000: predicted    measured")
+print("                half latency at      message   predicted   emulated, x 1000: predicted   measured")
 for name, (latency, bandwidth) in LINKS.items():
     for size in sizes:
         predicted = latency + size / bandwidth
         print(
-            f"{name:<16}{latency * bandwidth / 1e3:>12,.0f} kB {size / 1e3:>12,.0f} kB{predicted * 1e6:>10.1f} µs"
-            f"{predicted * SLOWER * 1e3:>29.1f} ms{took[name, size] * 1e3:>9.1f} ms"
+            f"{name:<16}{latency * bandwidth / 1e3:>12,.0f} kB {size / 1e3:>9,.0f} kB{predicted * 1e6:>9.1f} µs"
+            f"{predicted * SLOWER * 1e3:>27.1f} ms{took[name, size] * 1e3:>8.1f} ms"
         )
         assert took[name, size] > 0.99 * predicted * SLOWER
 

@@ -77,6 +77,7 @@ from torch.profiler import record_function
 
 import minifsdp
 from minifsdp.course import plots
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import closed_form
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.link.emulated import let_communication_go_first, parse_link
@@ -1077,7 +1078,9 @@ local, *launched = skipped_under([alone, eager, in_turn], {0: [0, 1], 1: [1, 0]}
 for name, grads in zip(("when full", "in turn"), launched, strict=True):
     right = [torch.allclose(grads[0][i], (local[0][i] + local[1][i]) / RANKS) for i in (0, 1)]
     crossed = torch.allclose(grads[0][0], (local[0][0] + local[1][1]) / RANKS)
-    print(f"launched {name}: gradients right {right}; layer 0 averaged with layer 1 of the other rank: {crossed}")
+    print_wrapped(
+        f"launched {name}: gradients right {right}; layer 0 averaged with layer 1 of the other rank: {crossed}"
+    )
 
 # %% [markdown]
 # If the buckets have equal sizes, the sums are wrong; if the sizes differ, there is an error or a

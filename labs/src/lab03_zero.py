@@ -58,6 +58,7 @@ from torch.utils.hooks import RemovableHandle
 
 from minifsdp import comm, device
 from minifsdp.course import plots
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import closed_form, data
 from minifsdp.course.ladder.closed_form import Setting
 from minifsdp.course.launch import launch, rank_device
@@ -639,10 +640,11 @@ spans = launch(traced, 2)[0]
 hidden = {name: overlap(each) or 0.0 for name, each in spans.items()}
 plots.timeline(
     spans,
-    title="Communication under compute: "
-    + ", ".join(f"{name} {share:.0%} (of {early[name]:.0%} that can)" for name, share in hidden.items()),
+    title="Hidden under compute: "
+    + ", ".join(f"{name} {share:.0%} (of {early[name]:.0%} possible)" for name, share in hidden.items()),
     says="The fastest of five steps. DDP and ZeRO-2 reduce during backward, ZeRO-1 in the step; gathers come after the "
-    "update. A message is under way from the moment it is issued here until the later rank has sent its part.",
+    "update. A message is under way from the moment it is issued here until the later rank has sent its part. On a CPU "
+    "a reduction takes processor time from the computation above it, so the step that hides more may take longer.",
     lab="03",
 )
 
@@ -836,7 +838,7 @@ wide = [p.numel() for p in GPT(vocabulary=4000, width=105, layers=2).parameters(
 for name, sizes in (("this model", numels), ("4,000 tokens", wide)):
     states = [books[name] for books in theirs]
     even = closed_form.zero1(sizes, CAP, Setting(4)).optimizer
-    print(f"{name}: optimizer bytes by rank {[f'{state:,}' for state in states]}, equal shards {even:,} each")
+    print_wrapped(f"{name}: optimizer bytes by rank {[f'{state:,}' for state in states]}, equal shards {even:,} each")
     print(f"    the fullest rank holds {max(states) / even:.2f} of an equal shard")
 
 # %% [markdown]
@@ -872,8 +874,8 @@ for name, shipped, mine in zip(
     strict=True,
 ):
     print(f"{name}: values equal, bit for bit: {torch.equal(shipped['values'], mine['values'])},", end=" ")
-    print(f"model state equal: {held(shipped['at']['backward']) == held(mine['at']['backward'])},", end=" ")
-    print(f"most bytes of gradients and buckets: {shipped['gradients peak']:,}")
+    print(f"model state equal: {held(shipped['at']['backward']) == held(mine['at']['backward'])}")
+    print(f"    most bytes of gradients and buckets: {shipped['gradients peak']:,}")
 
 # %% [markdown]
 # ### "ZeRO-1 is a kind of tensor parallelism"

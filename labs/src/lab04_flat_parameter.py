@@ -155,6 +155,7 @@ print(f"expected: 48, 12, 1 messages; one all-gather of {padded:,} bytes sends 3
 
 # %% tags=["C6", "nbval-ignore-output"]
 from minifsdp.course import plots
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_first
 
 
@@ -266,7 +267,7 @@ plots.timeline(
     {name: spans for name, (spans, _) in found.items()},
     title=f"Twelve messages travel for {many:.0f} ms, four for {uneven:.0f}, one for {one:.0f}",
     says=f"4 ranks, a link of 10 ms and 20 MB/s: {total / 2**10:.0f} KiB are gathered, in the middle by broadcasts, "
-    "and then all layers run, the quickest of three takes. While it travels nothing computes: no communication is "
+    "and then all layers run, the fastest of three runs. While it travels nothing computes: no communication is "
     "under compute.",
     lab="04",
 )
@@ -340,7 +341,7 @@ drawn = plots.flat_layout(
     {name: marked(shards, mark) for mark, name in enumerate(sizes, start=1)},
     shards[0].numel(),
     title=f"nn.Linear(4, 3) on 16 ranks: {shards[0].numel()} element each, padding on rank {padded_ranks}",
-    says="Top: the flat parameter, weight dark, bias pale, padding hatched. Bottom: what each rank keeps.",
+    says="Top: the flat parameter, weight solid, bias dotted, padding hatched. Bottom: what each rank keeps.",
     lab="04",
 )
 assert drawn.data["offsets"] == {"weight": [0, 12], "bias": [12, 15]}
@@ -587,7 +588,7 @@ drawn = plots.flat_layout(
     bounds,
     length,
     title=f"213 elements and {16 * length - 213} of padding: {holders['layer3.bias']} of 16 ranks share the last bias",
-    says="Top: the unit of layers 0 and 3, weights dark, biases pale, padding hatched. Bottom: the shards, "
+    says="Top: the unit of layers 0 and 3, weights solid, biases dotted, padding hatched. Bottom: the shards, "
     "drawn from the bounds that 4.3 returned.",
     lab="04",
 )
@@ -870,7 +871,7 @@ plots.units(
     4,
     title=f"{len(LAYERS)} layers, {len(layouts)} units, {len(calls)} messages; the root's unit holds layers 0 and 3",
     says="Top: the layers as every rank runs them. Below: each unit's flat parameter and the ranks it is cut over; "
-    "weights dark, biases pale, padding hatched.",
+    "weights solid, biases dotted, padding hatched.",
     lab="04",
 )
 
@@ -905,18 +906,18 @@ def refusal(attempt: Callable[[], object]) -> str:
 
 tied = six_layers([8] * 7)
 tied.last.layer5.weight = tied.layer0.weight
-print("yours:   ", refusal(lambda: assign_units(tied, [tied.middle, tied.last], 4)))
-print("minifsdp:", refusal(lambda: check_not_shared(tied, tied.last)), "\n")
+print_wrapped(f"yours:    {refusal(lambda: assign_units(tied, [tied.middle, tied.last], 4))}")
+print_wrapped(f"minifsdp: {refusal(lambda: check_not_shared(tied, tied.last))}\n")
 said = refusal(lambda: check_not_shared(tied, tied.last))
 assert {"layer0.weight", "last.layer5.weight"} <= set(said.split())
 
 mixed = six_layers(WIDTHS)
 mixed.layer3.bfloat16()
-print(refusal(lambda: FlatParameter(find_parameters(mixed), rank=0, ranks=4)), "\n")
+print_wrapped(f"{refusal(lambda: FlatParameter(find_parameters(mixed), rank=0, ranks=4))}\n")
 
 frozen = six_layers(WIDTHS)
 frozen.middle.requires_grad_(False)
-print(refusal(lambda: FlatParameter(find_parameters(frozen), rank=0, ranks=4)))
+print_wrapped(refusal(lambda: FlatParameter(find_parameters(frozen), rank=0, ranks=4)))
 
 # %% [markdown]
 # A buffer has one dtype, and a flat Parameter either has a gradient or has none. A LoRA adapter in

@@ -83,6 +83,7 @@ from torch.profiler import record_function
 
 from minifsdp import FullyShardedDataParallel
 from minifsdp.course import plots
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import closed_form, data
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.watch.ledger import Ledger
@@ -244,12 +245,12 @@ for how in ("full", "full.data"):
     device.allocate(full)
     before = leaf._version
     (full if how == "full" else full.data).fill_(3.0)
-    print(f"filled through {how}: {leaf._version - before} changes counted,", end=" ")
+    print(f"filled through {how}: {leaf._version - before} changes counted")
     try:
         y.sum().backward()
-        print("backward runs")
+        print("    backward runs")
     except RuntimeError as error:
-        print("backward says:", str(error)[: str(error).index(":")])
+        print_wrapped(f"    backward says: {str(error).partition(':')[0]}")
 
 # %% [markdown]
 # ## 5.2 Gather
@@ -637,7 +638,7 @@ def follow(pieces: Pieces) -> tuple[list[str], list[comm.Call], list[float]]:
 def print_steps(events: list[str]) -> None:
     for stage in ("forward", "backward"):
         end = events.index(f"| {stage}")
-        print(f"{stage}: {', '.join(events[:end]).replace('block ', '')}")
+        print_wrapped(f"{stage}: {', '.join(events[:end]).replace('block ', '')}")
         events = events[end + 1 :]
 
 
@@ -866,8 +867,8 @@ plots.curve(
     without_activations(mine["curve"]),
     title=f"Model state of a rank peaks at {mine['state_peak'] / MIB:.2f} MiB, DDP's at "
     f"{usage['DDP']['state_peak'] / MIB:.2f}",
-    says="One step of your FSDP: each tooth is a gathered unit. Grey: the same step under DDP, ZeRO-1 and ZeRO-2. "
-    "Without activations.",
+    says="One step of your FSDP, without activations: each light blue step is a gathered unit. Lines: the same step "
+    "under DDP, ZeRO-1 and ZeRO-2.",
     lab="05",
     predicted_peak=state_peak,
     earlier={name: without_activations(usage[name]["curve"]) for name in EARLIER},
@@ -916,8 +917,8 @@ plots.stages(
     },
     title=f"Before a step {rest / MIB:.2f} MiB instead of DDP's {sum(peak_or['DDP']['before'].values()) / MIB:.2f}: "
     f"all of it is sharded",
-    says="Bytes of a rank at the end of each stage of a step, before zero_grad, and at its peak; grey: earlier rungs, "
-    "each at its own.",
+    says="Bytes of a rank at the end of each stage of a step, before zero_grad, and at its peak. Narrow bars: earlier "
+    "rungs, whose peaks come at moments of their own.",
     lab="05",
 )
 
@@ -1002,12 +1003,17 @@ for name, forward_only in (("FULL_SHARD", padded[0]), ("SHARD_GRAD_OP", sum(padd
     held = usage[name]["stages"]
     print(
         f"{name:14} {ops.count('all_gather'):2} gathers, {ops.count('reduce_scatter')} reductions, "
-        f"{traffic[name] / traffic['DDP']:.4f} of DDP's traffic; unsharded bytes after forward "
-        f"{held['forward']['unsharded']:,}, after backward {held['backward']['unsharded']}"
+        f"{traffic[name] / traffic['DDP']:.4f} of DDP's traffic;"
+    )
+    print(
+        f"{'':14} unsharded bytes after forward {held['forward']['unsharded']:,}, "
+        f"after backward {held['backward']['unsharded']}"
     )
     assert (held["forward"]["unsharded"], held["backward"]["unsharded"]) == (forward_only, 0)
 ratio = (3 * sum(padded) - padded[0]) / (2 * 4 * psi)
-print(f"expected of FULL_SHARD: 1.5 less the root's second gather, {ratio:.4f}; of SHARD_GRAD_OP: 1, and the padding")
+print_wrapped(
+    f"expected of FULL_SHARD: 1.5 less the root's second gather, {ratio:.4f}; of SHARD_GRAD_OP: 1, and the padding"
+)
 assert abs(traffic["FULL_SHARD"] / traffic["DDP"] - ratio) < 1e-6
 assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 
@@ -1112,7 +1118,7 @@ def time_both() -> dict[str, dict[int, float]]:
 times = launch(time_both, RANKS)[0]
 equal, at_most = (times["your FSDP"][fits[name]] / times["DDP"][fits["DDP"]] for name in ("DDP", "your FSDP"))
 for name, each in times.items():
-    print(f"{name:9}", ", ".join(f"{ms:.2f} ms per row with {rows}" for rows, ms in each.items()))
+    print(f"{name:9} ms per row:", ", ".join(f"{ms:.2f} with {rows}" for rows, ms in each.items()))
 print(
     f"your FSDP over DDP's {fits['DDP']} rows: {equal:.2f} times with as many, {at_most:.2f} with {fits['your FSDP']}"
 )
@@ -1120,8 +1126,8 @@ plots.lines(
     {name: (list(each), list(each.values())) for name, each in times.items()},
     xlabel="rows per rank (logarithmic)",
     ylabel="time per row (all ranks' rows), ms",
-    title=f"A row of your FSDP takes {equal:.1f} times DDP's at {fits['DDP']} rows per rank, and {at_most:.1f} times "
-    f"at the {fits['your FSDP']} that fit",
+    title=f"Per row, your FSDP takes {equal:.1f} times as long as DDP with {fits['DDP']} rows per rank, and "
+    f"{at_most:.1f} times with the {fits['your FSDP']} that fit",
     says="Each line ends at the largest batch that fits. At equal batch FSDP is slower: it sends more and hides none; "
     "the traffic of a step does not grow with its rows, so each of more rows bears less of it.",
     lab="05",
@@ -1194,8 +1200,8 @@ def bypass() -> dict[str, str]:
 
 said = launch(bypass, RANKS)[0]
 print("your FSDP:", said["your FSDP"][:52], "...")
-print("torch's FSDP:", said["torch"])
-print("minifsdp:", said["minifsdp"])
+print_wrapped(f"torch's FSDP: {said['torch']}")
+print_wrapped(f"minifsdp: {said['minifsdp']}")
 
 # %% [markdown]
 # With torch's FSDP (here with `use_orig_params=True`), the parameter is a piece of the flat shard,
@@ -1227,7 +1233,7 @@ def read_state() -> tuple[str, list[str], str, tuple[int, ...]]:
 
 
 behind, keys, said, shape = launch(read_state, RANKS)[0]
-print(f"behind a weight of your FSDP between steps: {behind}; its state_dict: {', '.join(keys[:3])}, ...")
+print_wrapped(f"behind a weight of your FSDP between steps: {behind}; its state_dict: {', '.join(keys[:3])}, ...")
 print("minifsdp:", said.partition(";")[0])
 print(f"inside summon_full_params, which gathers: shape {list(shape)}")
 

@@ -174,6 +174,7 @@ import torch.distributed as dist
 
 from minifsdp import FullyShardedDataParallel
 from minifsdp.course import plots
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import closed_form, data
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.watch.ledger import Ledger
@@ -523,7 +524,9 @@ outcome("6.5", run.peak("reserved") // MIB, how="model", slips=slips)
 print("stream 1 is the link's")
 for name, each in (("yours", run), ("without record_stream", refill(without_record_stream))):
     hazards = [f"{hazard.kind}: {hazard.text}" for hazard in each.hazards]
-    print(f"{name}: {each.peak('reserved') // MIB} MiB reserved; {'; '.join(hazards) or 'nothing is overwritten'}")
+    print_wrapped(
+        f"{name}: {each.peak('reserved') // MIB} MiB reserved; {'; '.join(hazards) or 'nothing is overwritten'}"
+    )
 assert not run.hazards, "the next gather is written over what compute still reads: the allocator was not told"
 
 # %% [markdown]
@@ -703,7 +706,7 @@ held = {name: closed_form.fsdp(SIZES.units, setting, reductions=k) for name, k i
 for name in held:
     expected = (held[name].unsharded_peak, held[name].gradients_peak)
     measured = (ranks[0][name]["unsharded"], ranks[0][name]["gradients"])
-    print(
+    print_wrapped(
         f"{name:7} unsharded at most: predicted {expected[0]:,}, measured {measured[0]:,}; gradients at most: "
         f"predicted {expected[1]:,}, measured {measured[1]:,}"
     )
@@ -769,7 +772,7 @@ def losses_of_both() -> list[list[float]]:
 
 
 plausible, wrong, right = launch(losses_of_both, RANKS)[0]
-print(f"at the last moment, yours: {right}; with the late wait: {wrong}")
+print_wrapped(f"at the last moment, yours: {right}; with the late wait: {wrong}")
 assert right == [round(loss, 4) for loss in mine["losses"]]
 
 # %% tags=["nbval-ignore-output"]
@@ -824,7 +827,7 @@ for name, program in programs.items():
     said = sorted({hazard.unit for hazard in hazards})
     print(f"{name}: {len(missing_waits(log))} reads too early of {units}; the paper GPU says {said}")
     assert units == said == ([] if name == "yours" else ["blocks.2"])
-print(hazards[0].text)
+print_wrapped(hazards[0].text)
 
 # %% [markdown]
 # ### Break it: the streams are not ordered
@@ -836,7 +839,7 @@ print(hazards[0].text)
 unordered = program_of(partial(LabOverlap, pieces=PIECES._replace(order_streams=lambda giver, taker: None)))
 hazards = replay(unordered, SMALL).hazards
 for begins, op in (("where a step begins", "all_gather"), ("where backward ends", "reduce_scatter")):
-    print(f"{begins}: {next((hazard.text for hazard in hazards if op in hazard.text), 'nothing is missing')}")
+    print_wrapped(f"{begins}: {next((hazard.text for hazard in hazards if op in hazard.text), 'nothing is missing')}")
 assert {hazard.kind for hazard in hazards} == {"missing wait"}
 
 # %% [markdown]
@@ -849,8 +852,9 @@ untold = program_of(partial(LabOverlap, pieces=PIECES._replace(free=without_reco
 for name, program in (("yours", programs["yours"]), ("without record_stream", untold)):
     run = replay(program, SMALL)
     reused = [hazard for hazard in run.hazards if hazard.kind == "reused too early"]
-    print(f"{name}: {run.peak('reserved') / MIB:.0f} MiB reserved, {len(reused)} times reused too early", end="")
-    print(f", first: {reused[0].text}" if reused else "")
+    print(f"{name}: {run.peak('reserved') / MIB:.0f} MiB reserved, {len(reused)} times reused too early")
+    if reused:
+        print_wrapped(f"    first: {reused[0].text}")
 assert reused, "the next gather should have got memory that is still read"
 
 # %% [markdown]
@@ -922,7 +926,7 @@ both = sum(busy.values())
 print(f"a step: compute {1e3 * busy['compute']:.1f} ms, communication {1e3 * busy['communication']:.1f} ms")
 for name, run in runs.items():
     meanwhile = [kernels_meanwhile(programs[name], op) for op in ("all_gather", "reduce_scatter")]
-    print(
+    print_wrapped(
         f"{name:20} {1e3 * run.seconds:.1f} ms, {run.overlap:.0%} of communication under compute; if the host computes "
         f"{1e3 * stopped[name].seconds:.1f} ms. Kernels between issue and wait: gather {meanwhile[0]}, reduction "
         f"{meanwhile[1]}"
@@ -972,16 +976,17 @@ BIG = Settings(ranks=RANKS, batch=12, layers=3, width=175, context=48)
 results = versus(BIG, SCHEDULES, steps=5)
 for name, each in results.items():
     print(
-        f"{name:20} measured {1e3 * each.median:.0f} ms, predicted {1e3 * each.predicted:.0f} ms ({each.error:+.0%}), "
-        f"its waiting {each.waiting_error:+.0%}"
+        f"{name:20} measured {1e3 * each.median:.0f} ms, predicted {1e3 * each.predicted:.0f} ms ({each.error:+.0%}); "
+        f"the waits alone {each.waiting_error:+.0%}"
     )
 
 
 # %% tags=["nbval-ignore-output"]
 def gain(name: str) -> str:
-    """Return the median gain of a step over lab 05's in the same turn, if all turns agree on its sign."""
+    """Return the share of lab 05's median that the median saves, if all turns agree on its sign."""
     turns = gains(results[name], results["lab 05"])
-    return f"{statistics.median(turns):.0%}" if turns[0] * turns[-1] > 0 else "no more than the steps' scatter"
+    saved = 1 - results[name].median / results["lab 05"].median
+    return f"{saved:.0%}" if turns[0] * turns[-1] > 0 else "no more than the steps' scatter"
 
 
 plots.versus(
@@ -999,7 +1004,7 @@ plots.versus(
 for name, each in results.items():
     same = replace(each.hardware, scale=each.hardware.scale * results["lab 05"].computing / each.computing)
     stops, ahead = replay(each.program, same), replay(each.program, replace(same, runs_ahead=True))
-    print(
+    print_wrapped(
         f"{name:20} the host computes: {1e3 * stops.seconds:.0f} ms; it runs ahead: {1e3 * ahead.seconds:.0f} ms, "
         f"{ahead.overlap:.0%} under compute (model, not measured)"
     )
@@ -1082,7 +1087,7 @@ compute has gaps everywhere: a small model's kernels are shorter than their laun
 for name, run in runs.items():
     peaks = ", ".join(f"{what} {run.peak(what) / MIB:.1f}" for what in ("allocated", "active", "reserved"))
     issued = f"the host has issued both steps after {1e3 * run.memory[-1].at:.1f} of {1e3 * run.done:.0f} ms"
-    print(f"{name:20} MiB at most: {peaks}; {issued}")
+    print_wrapped(f"{name:20} MiB at most: {peaks}; {issued}")
 whole = 4 * sum(map(sum, SIZES.units)) / MIB
 print(f"all units, whole: {whole:.1f} MiB")
 assert runs["lab 05"].peak("active") == runs["lab 05"].peak("allocated") == runs["yours"].peak("allocated")

@@ -69,6 +69,7 @@ from torch import nn
 
 from minifsdp import FullyShardedDataParallel
 from minifsdp.course import plots
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import closed_form, data
 from minifsdp.course.launch import RankError, launch, rank_device
 from minifsdp.course.watch.ledger import Ledger
@@ -386,7 +387,7 @@ def train_all(variants: dict[str, tuple[Any, ...]]) -> dict[str, dict[str, Any]]
 
 
 seen = {"none": launch(train, RANKS, NONE, 1)[0]}
-print("none:", seen["none"]["log"])
+print_wrapped(f"none: {seen['none']['log']}")
 
 # %% [markdown]
 # This is the log of one step; `|` separates forward from backward. `g2` means that unit 2's gather is issued, `[2]`
@@ -435,7 +436,7 @@ def pre_forward(schedule: LabSchedule, unit: Unit) -> None:
 # %%
 FORWARD = NONE._replace(pre_forward=pre_forward)
 seen["forward"] = launch(train, RANKS, FORWARD, 1)[0]
-print("forward:", seen["forward"]["log"])
+print_wrapped(f"forward: {seen['forward']['log']}")
 slips = {
     "the root stays whole all the time": padded[1] + padded[2],
     "without prefetch": padded[0] + padded[1],
@@ -609,8 +610,8 @@ plots.curve(
     without_activations(seen["both, all"]["curve"]),
     title=f"Model state peaks at {seen['both, all']['state'] / MIB:.2f} MiB with everything gathered ahead, at "
     f"{seen['none']['state'] / MIB:.2f} without prefetch",
-    says="One step, without activations. Teeth (grey) become stairs: all parameters are whole when forward begins, and "
-    "again when backward begins, and go unit by unit.",
+    says="One step, without activations. Teeth (grey lines) become stairs: all parameters are whole when forward "
+    "begins, and again when backward begins, and go unit by unit.",
     lab="07",
     earlier={name: without_activations(seen[name]["curve"]) for name in ("none", "PRE")},
 )
@@ -660,7 +661,7 @@ results = versus(TIMED, schedules, steps=3)
 for name, result in results.items():
     print(
         f"{name:5} measured {1e3 * result.median:4.0f} ms, predicted {1e3 * result.predicted:4.0f} ms, "
-        f"error {result.error:+.0%}, of the waiting {result.waiting_error:+.0%}"
+        f"error {result.error:+.0%}, of the waits alone {result.waiting_error:+.0%}"
     )
 assert results["both"].predicted < results["none"].predicted
 plots.versus(
@@ -752,7 +753,7 @@ in_milliseconds({"POST behind the reduction": on_paper(partial(LabSchedule, piec
 
 # %% tags=["C15"]
 shape = SHAPES["GPT-175B-like"]
-print(f"{shape.name}: {shape.what}; rank 0 of {shape.ranks}; {shape.hardware.name}")
+print_wrapped(f"{shape.name}: {shape.what}; rank 0 of {shape.ranks}; {shape.hardware.name}")
 big = {
     name: replay(shape.record(partial(LabSchedule, pieces=pieces)), shape.hardware)
     for name, pieces in (("none", NONE), ("PRE", PRE))
@@ -777,7 +778,7 @@ for name, run in big.items():
         f"{shape.recorded} layers and the rest {run.seconds:.3f} s; {shape.layers} layers {whole[name]:.2f} s"
     )
 gain = whole["none"] / whole["PRE"] - 1
-print(f"backward prefetch: {gain:.1%} more steps per second (model). In the paper: {shape.paper}")
+print_wrapped(f"backward prefetch: {gain:.1%} more steps per second (model). In the paper: {shape.paper}")
 assert 0.02 < gain < 0.5
 assert abs(layer_seconds(big["none"])[0] - layer_seconds(big["PRE"])[0]) < 1e-6, "forward is not its business"
 
@@ -1067,7 +1068,7 @@ def run_cases(cases: dict[str, tuple[list[list[int]], int]]) -> dict[str, tuple[
 
 for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
     for what, (said, steps) in ran.items():
-        print(f"rank {rank}, {what}: {said}, after {steps} steps")
+        print_wrapped(f"rank {rank}, {what}: {said}, after {steps} steps")
 
 # %% [markdown]
 # In the first iteration, both the silent case and the hang become an error at the first unit that differs. In later

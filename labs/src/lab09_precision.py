@@ -76,6 +76,7 @@ import torch.distributed as dist
 
 from minifsdp import FullyShardedDataParallel
 from minifsdp.course import plots
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import data
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.watch.ledger import Ledger
@@ -466,7 +467,7 @@ plots.stages(
     },
     title=f"bf16 lowers the peak from {whole['fp32']['peak'] / MIB:.1f} to {whole['bf16']['peak'] / MIB:.1f} MiB, "
     "and nothing at rest",
-    says="A rank's bytes at the end of each stage of a step in bf16, and at its peak; grey: fp32, and bf16 with "
+    says="A rank's bytes at the end of each stage of a step in bf16, and at its peak. Narrow bars: fp32, and bf16 with "
     "gradients reduced in fp32. Shards, their gradients and Adam's state are fp32 in all three.",
     lab="09",
 )
@@ -577,14 +578,16 @@ def infinities() -> dict[str, tuple[list[float], list[bool], Tensor]]:
 both = launch(infinities, RANKS)
 for how in HOWS:
     for rank, found in enumerate(both):
-        print(f"{how:20} rank {rank}: stepped {found[how][1]}, scale after each step {[int(s) for s in found[how][0]]}")
+        print_wrapped(
+            f"{how:20} rank {rank}: stepped {found[how][1]}, scale after each step {[int(s) for s in found[how][0]]}"
+        )
 agreed = {how: both[0][how][:2] == both[1][how][:2] for how in HOWS}
 print("ranks agree:", ", ".join(f"{how} {agreed[how]}" for how in HOWS))
 expected = ([1024.0, 1024.0, 512.0, 512.0], [True, True, False, True])
 assert all(found["your step_together"][:2] == expected for found in both), "not all ranks skip the third step"
 assert not agreed["each alone"]
 same = all(torch.equal(found["your step_together"][2], found["ShardedGradScaler"][2]) for found in both)
-print(f"expected: steps {expected[1]}; your parameters equal ShardedGradScaler's bit for bit: {same}")
+print_wrapped(f"expected: steps {expected[1]}; your parameters equal ShardedGradScaler's bit for bit: {same}")
 assert same
 
 # %% [markdown]
@@ -790,7 +793,7 @@ plots.timeline(
     {"with communication": spans[True], "without (no_sync)": spans[False]},
     title=f"no_sync issues {UNITS} reductions instead of {K * UNITS}, and the same {K * (2 * UNITS - 1)} gathers",
     says="Lanes of one rank, three micro-batches. With communication every backward reduces; without, only the last. "
-    "The quickest of three takes each; a busy machine stretches spans, a reduction's most.",
+    "The fastest of three runs of each; a busy machine stretches spans, a reduction's most.",
     lab="09",
 )
 
@@ -951,7 +954,7 @@ for name, stages in on_device.items():
     for stage, held in stages.items():
         parts = ", ".join(f"{what} {size:,}" for what, size in held.items())
         total = sum(held.values())
-        print(f"{name:14} {stage:14} expected {wanted[name][stage]:10,}, measured {total:10,} ({parts})")
+        print_wrapped(f"{name:14} {stage:14} expected {wanted[name][stage]:10,}, measured {total:10,} ({parts})")
         assert total == wanted[name][stage], f"{name}, {stage}"
 outcome("9.6", sum(on_device["offloaded"]["between steps"].values()), slips={"the shards alone": shard})
 

@@ -65,6 +65,7 @@ from torch.profiler import record_function
 
 from minifsdp import DistributedDataParallel, comm
 from minifsdp.course import describe, plots
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import data
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.watch.ledger import Ledger
@@ -142,7 +143,7 @@ def the_wrap_alone() -> tuple[int, int, list[str]]:
 
 ddp_peak, wrapped_peak, warned = launch(the_wrap_alone, RANKS)[0]
 print(f"model state at its peak: DDP {ddp_peak:,} bytes, FSDP(model) {wrapped_peak:,}")
-print("describe:", *warned)
+print_wrapped(f"describe: {' '.join(warned)}")
 
 # %% [markdown]
 # The wrap alone shards the parameters at rest and the optimizer's state, which take 12 bytes per element, divided by N.
@@ -214,7 +215,9 @@ def named_units(policy: Callable[..., bool]) -> list[str]:
 
 for least in (100_000_000, 100_000, 60_000, 30_000, 16_000):
     units = named_units(partial(by_size, least=least))
-    print(f"least {least:11,}: the root and {len(units):2}: {', '.join(units[:4])}{', ...' if len(units) > 4 else ''}")
+    print_wrapped(
+        f"least {least:11,}: the root and {len(units):2}: {', '.join(units[:4])}{', ...' if len(units) > 4 else ''}"
+    )
 slips = {"without the root's": len(units), "`down` has 189 elements fewer than `up`, and 16,000 lies between": 21}
 outcome("10a.1", 1 + len(units), how="computed", slips=slips)
 
@@ -518,7 +521,7 @@ per_rank = launch(layouts_and_runs, RANKS)
 layouts = per_rank[0][0]
 print("units:", {name: sum(layout.values()) for name, layout in layouts.items()})
 for rank, (_, ran) in enumerate(per_rank):
-    print(f"rank {rank} runs {', '.join(ran)}: expected of FSDP all six, of a pipeline of {RANKS} stages three")
+    print_wrapped(f"rank {rank} runs {', '.join(ran)}: expected of FSDP all six, of a pipeline of {RANKS} stages three")
 assert all(ran == BLOCKS for _, ran in per_rank)
 plots.units(
     LAYERS,
@@ -526,7 +529,7 @@ plots.units(
     RANKS,
     title=f"Six blocks in three pairs are {len(layouts)} units: the root has what is left",
     says="Top: the layers as every rank runs them. Below: each unit's flat parameter and the ranks it is cut over; "
-    "weights dark, biases pale, padding hatched.",
+    "weights solid, biases dotted, padding hatched.",
     lab="10a",
 )
 
@@ -544,7 +547,7 @@ for name in ("every Linear", "by size"):
         wrap_where(model, POLICIES[name], lambda module, model=model: check_not_shared(model, module) or Marked(module))
     except ValueError as error:
         said = str(error)
-        print(f"{name}: {said}")
+        print_wrapped(f"{name}: {said}")
     assert {"head.weight", "embed.weight"} <= set(said.replace(",", "").split())
 
 # %% [markdown]
@@ -578,7 +581,7 @@ for classes in ((Block,), (Block, nn.LayerNorm)):
         taken = wrap_where(mixed, instances_of(*classes), flattened)
         print(f"{{{names}}}: {sum(isinstance(m, Marked) for m in mixed.modules())} units of {taken:,} elements")
     except ValueError as error:
-        print(f"{{{names}}}: {error}")
+        print_wrapped(f"{{{names}}}: {error}")
 
 # %% [markdown]
 # If only a few modules differ, such as an adapter, give them units of their own. Thirteen norms would become thirteen
@@ -708,15 +711,24 @@ outcome("10a.3", built["meta"]["peak"], ranks=RANKS, slips=slips)
 assert built["eager"]["peak"] > PSI
 assert built["meta"]["peak"] == one, "beside the shards there was more than one unit"
 assert abs(built["torch"]["peak"] - two) <= 4 * RANKS
+
+
+def with_new_shards(curve: dict[str, Any]) -> dict[str, Any]:
+    """The curve with shards as parameters from the moment when they are cut, a little before they have their tag."""
+    tags = dict(curve["tags"])
+    tags["parameters"] = [sum(each) for each in zip(tags["parameters"], tags["activations"], strict=True)]
+    tags["activations"] = [0] * len(tags["parameters"])
+    return {**curve, "tags": tags}
+
+
 plots.curve(
-    built["meta"]["curve"],
+    with_new_shards(built["meta"]["curve"]),
     earlier={"eager": built["eager"]["curve"]},
     predicted_peak=one,
     title=f"From meta a rank never holds more than {built['meta']['peak'] / PSI:.2f} of the model, eager "
     f"{built['eager']['peak'] / PSI:.2f}",
-    says="A rank of 2 builds and shards the GPT, block by block, the root last; dark: shards, light: the unit that "
-    "is being sharded, yellow: a shard as it is cut, before it has a tag. With more ranks the shards shrink, "
-    "and one unit is left.",
+    says="A rank of 2 builds and shards the GPT, block by block, the root last. Dark: shards; light: the unit that "
+    "is being sharded. With more ranks the shards shrink, and one unit is left.",
     lab="10a",
 )
 
@@ -893,7 +905,7 @@ slips = {
 outcome("10a.4", found["blocks"][0], ranks=RANKS, slips=slips)
 assert found["blocks"][0] == two
 print("unwritten:", said[0])
-print("another unit's parameter:", said[1].partition(";")[0])
+print_wrapped(f"another unit's parameter: {said[1].partition(';')[0]}")
 assert "embed.weight" in said[0]
 assert "sharded" in said[1]
 
@@ -1127,7 +1139,8 @@ changes = {
 }
 print(f"expected of the folklore: 2 changes, the wrap and the checkpoint. Measured: {len(changes)} more\n")
 for change, without in changes.items():
-    print(f"- {change}\n    {without}")
+    print(f"- {change}")
+    print_wrapped(f"    {without}")
 root, block = (4 * of["units"][number][2] for number in (0, 1))
 assert of["no policy"]["unsharded"] == PSI_LLAMA
 assert of["FSDP"]["unsharded"] == root + 2 * block, "the root, the block that runs, and the one that is prefetched"

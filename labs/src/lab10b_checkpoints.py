@@ -116,12 +116,14 @@ from torch.utils.checkpoint import checkpoint
 
 from minifsdp import FullyShardedDataParallel
 from minifsdp.course import plots
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import data
 from minifsdp.course.launch import RankError, launch, rank_device
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.link.emulated import let_communication_go_first, parse_link
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.ladder.rungs import closed_form_setting
 from minifsdp.course.watch.timeline import Span, overlap, read_trace
 from minifsdp.course.watch.trace import record_trace
 from minifsdp.fsdp import FullStateDictConfig, StateDictType
@@ -198,7 +200,7 @@ def look_at_units() -> list[tuple[int, list[str]]]:
 
 UNITS = launch(look_at_units, RANKS)[0]
 for numel, names in UNITS:
-    print(f"{numel:7,} elements when whole: {', '.join(names[:3])}, ... {len(names)} parameters")
+    print_wrapped(f"{numel:7,} elements when whole: {', '.join(names[:3])}, ... {len(names)} parameters")
 print(f"the whole model: {4 * PSI:,} bytes")
 
 # %% [markdown]
@@ -1007,8 +1009,8 @@ def wrap_mixed() -> tuple[str, str]:
 
 
 error, warning = launch(wrap_mixed, RANKS)[0]
-print("error:  ", error)
-print("warning:", warning)
+print_wrapped(f"error:   {error}")
+print_wrapped(f"warning: {warning}")
 
 # %% [markdown]
 # `use_orig_params=True` allows such a unit, with the warning above. The optimizer then sees the original parameters,
@@ -1131,19 +1133,28 @@ assert mixed.left > 20 * separate.left
 
 
 # %%
-def gradients_at_peak(units: list[int]) -> int:
-    """Peak bytes of gradients. `units` are in forward order, so the last in backward come first."""
-    finished = units[1:] or units
-    return 4 * (sum(units[:2]) + sum(finished) // RANKS)
+def gradients_at_peak(units: list[int], root: int = 0) -> int:
+    """Peak bytes of gradients.
+
+    Args:
+        units: elements of each, in forward order, so the last in backward come first.
+        root: elements of the root's unit if it is trained: its gradient lives through the whole backward.
+    """
+    if closed_form_setting(RANKS).runs_behind:  # a GPU reduces one unit while it computes the next
+        return 4 * (root + sum(units[:2]) + sum(units[1:] or units) // RANKS)
+    return 4 * max(root + units[i] + sum(units[i:]) // RANKS for i in range(len(units)))
 
 
+expected = {name: gradients_at_peak(each.units) for name, each in tuned.items()}
+expected["all trained"] = gradients_at_peak(tuned["all trained"].units[1:], tuned["all trained"].units[0])
+assert closed_form_setting(RANKS).runs_behind or all(each.peak == expected[name] for name, each in tuned.items())
 plots.stages(
     {name: {"gradients": each.peak} for name, each in tuned.items()},
-    predicted={name: gradients_at_peak(each.units) for name, each in tuned.items() if name != "all trained"},
-    title=f"In units of their own, adapters have {mixed.peak / separate.peak:.0f} times less gradient at the peak",
-    says="Gradients of a rank at their peak in backward. Diamonds: the unsharded gradients of the last two units, one "
-    "of which is being reduced while the other is made, and the shards of all but the last. None for 'all trained': "
-    "there the root's unsharded gradient lives through the whole backward.",
+    predicted=expected,
+    title=f"In units of their own, adapters have 1/{mixed.peak / separate.peak:.0f} of the gradient bytes at the peak",
+    says="Gradients of a rank at their peak in backward. Diamonds: the shards so far, and the unsharded gradients "
+    "under way: one unit's where the host computes and waits for each reduction, two on a GPU. For 'all trained' the "
+    "root's unsharded gradient comes on top: it lives through the whole backward.",
     lab="10b",
     ylabel="gradients of a rank",
 )

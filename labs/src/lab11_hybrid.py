@@ -106,6 +106,7 @@ from torch.profiler import record_function
 
 from minifsdp import FullyShardedDataParallel, device
 from minifsdp.course import plots
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import closed_form, data
 from minifsdp.course.launch import RankError, launch, rank_device
 from minifsdp.course.watch.ledger import Ledger
@@ -634,7 +635,7 @@ def measure_one(factor: int) -> dict[str, Any]:
 usage = launch(measure_memory, RANKS)
 
 # %% tags=["C25"]
-print(f"{'':34}" + "".join(f"{f'F = {factor}':>24}" for factor in (1, 2, 4)))
+print(f"{'':31}" + "".join(f"{f'F = {factor}':>23}" for factor in (1, 2, 4)))
 rows: dict[str, list[tuple[int, int]]] = {}
 for factor in (1, 2, 4):
     mine, setting = usage[0][factor], closed_form.Setting(factor)
@@ -651,7 +652,7 @@ for factor in (1, 2, 4):
     ):
         rows.setdefault(what, []).append((predicted, measured))
 for what, pairs in rows.items():
-    print(f"{what:34}" + "".join(f"{measured:>12,} / {predicted:<9,}" for predicted, measured in pairs))
+    print(f"{what:31}" + "".join(f"{measured:>11,} / {predicted:<9,}" for predicted, measured in pairs))
 print("bytes of rank 0, and in the last row of both ranks of its host; measured / expected")
 assert all(predicted == measured for pairs in rows.values() for predicted, measured in pairs)
 messages = [usage[0][factor]["messages"] for factor in (1, 2, 4)]
@@ -1001,7 +1002,7 @@ assert step_seconds(large, a100, 8) == step_seconds(large, a100, 64), "where the
 # %%
 tensor, data_parallel = plan_groups(64, 8)
 crossing = sum(len({rank // 8 for rank in group}) > 1 for group in data_parallel)
-print(f"tensor groups, for instance {tensor[0]}; data-parallel groups, for instance {data_parallel[0]}")
+print_wrapped(f"tensor groups, for instance {tensor[0]}; data-parallel groups, for instance {data_parallel[0]}")
 print(f"data-parallel groups that cross hosts: {crossing} of {len(data_parallel)}")
 size = 2 * large.parameters
 with_tensor, without = (traffic([2 * unit for unit in large.units], 64, 8, factor).leaves for factor in (8, 1))

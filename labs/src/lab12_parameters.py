@@ -71,6 +71,7 @@ from torch import nn
 
 from minifsdp import FullyShardedDataParallel, comm
 from minifsdp.course import plots
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.model import GPT, Block
@@ -840,7 +841,7 @@ print(f"{'MiB, model, not measured':26}{'allocated':>10}{'active':>8}{'reserved'
 for name, run in runs.items():
     peaks = [run.peak(what) / MIB for what in ("allocated", "active", "reserved")]
     print(f"{name:26}{peaks[0]:10.1f}{peaks[1]:8.1f}{peaks[2]:10.1f}{run.seconds * 1e3:10.2f}  {len(run.hazards)}")
-print("no wait:", runs["no wait"].hazards[0].text)
+print_wrapped(f"no wait: {runs['no wait'].hazards[0].text}")
 
 # %%
 plots.device_memory(
@@ -962,13 +963,16 @@ outcome("12.6", 4 * most, how="computed", slips=slips)
 
 # %%
 plots.lines(
-    {name: ([n for n in each if each[n] > 0], [v for v in each.values() if v > 0]) for name, each in costs.items()},
+    {
+        name.replace("the gap", "the gap, to whole 16 bytes"): (list(each), list(each.values()))
+        for name, each in costs.items()
+    },
     xlabel="ranks (logarithmic)",
     ylabel="padding, % of the parameters (logarithmic)",
-    title=f"Whole rows cost {costs['whole rows'][1000]:.0f}% of padding on 1,000 ranks, the gap "
+    title=f"On 1,000 ranks whole rows cost {costs['whole rows'][1000]:.0f}% of padding, and the gap to whole 16 bytes "
     f"{costs['the gap'][1000]:.2f}%",
-    says="A GPT with 12 blocks of width 768 in bf16; points at zero are left out. A parameter with 768 rows divides "
-    "evenly over 768 ranks, and leaves 232 of 1,000 with padding alone.",
+    says="A GPT with 12 blocks of width 768 in bf16. A line is interrupted where there is no padding. A parameter with "
+    "768 rows divides evenly over 768 ranks, and leaves 232 of 1,000 with padding alone.",
     lab="12",
     logx=True,
     logy=True,
@@ -1028,7 +1032,7 @@ with tempfile.TemporaryDirectory() as temporary:
 equal = [all(torch.equal(each[name], value) for name, value in plain.state_dict().items()) for each in loaded]
 print(f"keys as in the plain model: {saved['keys'] == keys}, {len(keys)} of them, each a {saved['kind']}")
 print("torch.save on 2 ranks, plain load_state_dict: loaded, strict")
-print("torch.distributed.checkpoint, 2 ranks to 3: equal to the plain model's on each rank:", equal)
+print_wrapped(f"torch.distributed.checkpoint, 2 ranks to 3: equal to the plain model's on each rank: {equal}")
 assert saved["keys"] == keys
 assert all(equal)
 

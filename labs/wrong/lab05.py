@@ -234,6 +234,19 @@ def watch(module, record):
         p.register_post_accumulate_grad_hook(lambda p, name=name: record(f"gradient of {name}"))
 
 
+wrong("5.1", "the output has no hook").diff("""
+Makes the output's hook and registers it nowhere: neither its gradient nor the end is recorded.
+- if output.requires_grad:
+-     output.register_hook(on_output)
+""")
+wrong("5.1", "under torch.no_grad(), after `post-forward`").diff("""
+Hooks every output, so that a forward under torch.no_grad() raises.
+- if output.requires_grad:
+-     output.register_hook(on_output)
++ output.register_hook(on_output)
+""")
+
+
 # 5.2
 
 wrong("5.2", "only starts it").diff("""

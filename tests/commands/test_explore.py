@@ -109,6 +109,11 @@ def test_what_replicates_parameters_always_has_them_whole(explored: Explored) ->
                 assert (kept[0], "shard" in kept) == ("whole", name == "zero2")
 
 
+def test_it_opens_on_fsdp_and_says_where_it_ran_without_the_reason(explored: Explored) -> None:
+    assert explored.data["rungs"][explored.data["first"]]["name"] == "fsdp"
+    assert "2 ranks over gloo on CPU. Each rank" in explored.data["about"]
+
+
 def test_a_run_has_its_variants(explored: Explored) -> None:
     """At most k units are whole or on their way beside the root, for each k."""
     limit = explored.data["rungs"][-1]
@@ -182,6 +187,20 @@ def page(explored: Explored) -> Any:
         yield page
         browser.close()
     assert found == []
+
+
+def test_it_opens_on_fsdp_and_a_frame_around_it_learns_how_high_it_is(page: Any, explored: Explored) -> None:
+    outer = explored.path.with_name("outer.html")
+    outer.write_text(
+        '<script>addEventListener("message", ({ data }) => { window.told = data.explorerHeight; });</script>'
+        f'<iframe src="{explored.path.name}" style="width: 760px"></iframe>'
+    )
+    page.goto(outer.as_uri())
+    page.wait_for_function("window.told > 400")
+    heights = page.frames[1].evaluate("[...document.querySelectorAll('#bytes td')].map((cell) => cell.offsetHeight)")
+    assert max(heights) < 40, "a number and its unit are on one line"
+    page.goto(explored.path.as_uri())
+    assert page.locator("#rung option:checked").text_content() == "fsdp"
 
 
 def shown_bytes(page: Any) -> list[int]:

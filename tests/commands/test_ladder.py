@@ -292,3 +292,17 @@ def test_the_table_ticks_what_is_as_predicted_and_names_what_is_not(record):
     wrong = record["rungs"][3]["name"]
     assert [name for name, line in said.items() if "\N{CHECK MARK}" not in line] == [wrong]
     assert "optimizer" in said[wrong]
+
+
+def test_the_table_s_headings_are_whole_words_and_it_says_why_ddp_is_above_ddp_naive(record):
+    def shown(rungs: list[Any]) -> str:
+        console = Console(width=80, file=io.StringIO())
+        console.print(ladder_table(record | {"rungs": rungs}))
+        return console.file.getvalue()
+
+    text = shown(record["rungs"])
+    head = text[: text.index("ddp-naive")].split()
+    assert {"parameters", "gradients", "optimizer", "unsharded", "peak"} <= set(head)
+    assert "ddp peaks above ddp-naive" in text
+    assert "difference" in text
+    assert "ddp-naive" not in shown([rung for rung in record["rungs"] if rung["name"] != "ddp-naive"])

@@ -17,6 +17,7 @@ import minifsdp
 from minifsdp.course import cli
 from minifsdp.course.workshop import catalogue, copies, progress, saved
 from minifsdp.course.workshop.catalogue import EXERCISE, Notebook, cells_with, labs_folder, read_notebook, source_of
+from minifsdp.course.workshop.notebook import FAILED
 from minifsdp.course.workshop.process import Verdict
 from minifsdp.course.workshop.references import find_reference, is_blank
 from minifsdp.course.workshop.submission import Submission
@@ -54,7 +55,7 @@ def verdict(monkeypatch: pytest.MonkeyPatch) -> list[Submission]:
     """No process is started: twice the right answer is wrong. Returns what was submitted."""
     seen = []
 
-    def judge(submission: Submission, *_: Any) -> Verdict:
+    def judge(submission: Submission, **_: Any) -> Verdict:
         seen.append(submission)
         return Verdict("failed", "twice\nas much") if "2 *" in submission.cell else Verdict("passed", "Just right.")
 
@@ -170,7 +171,7 @@ def test_check_prints_what_the_notebook_prints(lab: Run) -> None:
     lab("start", "04")
     assert lab("check", "4.1") == (0, "4.1 pad_and_chunk: not attempted, reference in use")
     write(WRONG)
-    first = f"4.1 pad_and_chunk: yours: failed, reference not used twice as much hint 1 of 2: {REFERENCE.hints[0]}"
+    first = f"4.1 pad_and_chunk: {FAILED} twice as much hint 1 of 2: {REFERENCE.hints[0]}"
     assert lab("check", "4.1") == (1, first)
     lab("hint", "4.1")
     assert f"hint 2 of 2: {REFERENCE.hints[1]}" in lab("check", "4.1", COPY)[1]
@@ -224,7 +225,7 @@ def test_hints_reveals_and_progress(lab: Run) -> None:
     assert lab("hint", "4.1")[1] == f"hint 2 of 2: {REFERENCE.hints[1]}"
     said = lab("progress")[1]
     assert "4.1 pad_and_chunk not attempted 2 hints 4.2" in said
-    assert "0 of 89 exercises passed; next: 0.1 Bytes of model state: minifsdp lab start 00" in said
+    assert "as last saved, 0 of 89 exercises passed; next: 4.1 " in said, "of the lab that was started"
     assert lab("reveal", "4.1")[1] == " ".join(REFERENCE.source.split())
     Path(".minifsdp/predictions").mkdir()
     Path(".minifsdp/predictions/4.1.json").write_text("1234")

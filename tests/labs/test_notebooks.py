@@ -36,8 +36,8 @@ regex: (\d+[a-z]?\.\d+ \w+): (not attempted, reference in use|yours: passed.*)
 replace: \1: PIECE
 
 [pieces of a plot]
-regex: yours \d+/\d+
-replace: yours N/M
+regex: with (your answers? to \d+ of \d+ exercises|the reference answers)
+replace: WITH ANSWERS
 """
 
 

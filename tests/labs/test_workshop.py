@@ -8,6 +8,7 @@ import torch
 from minifsdp import ring
 from minifsdp.course.workshop import checking, earlier, exercise, hint, notebook, outcome, predict, yours
 from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks, same
+from minifsdp.course.workshop.lines import wrapped
 from minifsdp.course.workshop.process import Verdict
 from minifsdp.course.workshop.references import Reference, find_reference, forbidden, is_blank, lab_of, written
 from minifsdp.course.workshop.store import Store
@@ -44,6 +45,20 @@ class TestBlank:
     @pytest.mark.parametrize("cell", ["x = 1", "def pad_and_chunk(:", "%%time\n" + STUB, ""])
     def test_what_is_not_python_or_lacks_the_function_is_an_answer(self, cell):
         assert not is_blank(cell, find_reference("4.1"))
+
+
+class TestLines:
+    def test_a_long_line_is_wrapped_with_an_indent_and_others_are_as_they_were(self):
+        assert wrapped("a  table   of\n  two lines\n", 12) == "a  table\n    of\n  two lines\n"
+        assert wrapped("  one two three", 9) == "  one two\n      three"
+        assert wrapped("short", 9) == "short"
+        assert wrapped("one-hyphenated-word", 9) == "one-hyphenated-word"
+
+    def test_a_prediction_s_line_fits_the_page(self, capsys):
+        predict("4.1", ..., "bytes of " + "many words " * 20)
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 3
+        assert max(map(len, lines)) <= 100
 
 
 class TestReferences:
@@ -253,14 +268,16 @@ class TestStates:
         piece = pad_and_chunk_of("...")
         assert capsys.readouterr().out == "4.1 pad_and_chunk: not attempted, reference in use\n"
         assert piece is find_reference("4.1").function
-        assert yours("04").startswith("yours 0/")
+        assert yours("04") == "with the reference answers"
         assert not Store().read("answers", "4.1")
 
     def test_a_right_answer_is_used_kept_and_serves_later_labs(self, capsys):
         piece = pad_and_chunk_of(RIGHT)
-        assert capsys.readouterr().out.startswith("4.1 pad_and_chunk: checking ...\r4.1 pad_and_chunk: yours: passed. ")
+        *alive, verdict = capsys.readouterr().out.split("\r")
+        assert alive[:2] == ["4.1 pad_and_chunk: checking ...", "4.1 pad_and_chunk: checking ... 1 s"]
+        assert verdict.startswith("4.1 pad_and_chunk: yours: passed. ")
         assert piece is not find_reference("4.1").function
-        assert yours("04").startswith("yours 1/")
+        assert yours("04").startswith("with your answer to 1 of ")
         assert "chunk(ranks)" in Store().read("answers", "4.1")["cell"]
         later = earlier("4.1")
         assert capsys.readouterr().out == "4.1 pad_and_chunk: yours: passed, kept from lab 04\n"
@@ -269,12 +286,12 @@ class TestStates:
 
     def test_a_wrong_answer_is_said_to_fail_with_reasons_and_a_hint_and_is_used_all_the_same(self, capsys):
         piece = pad_and_chunk_of("return list(flat.chunk(ranks))")
-        lines = capsys.readouterr().out.split("\r")[1].split("\n")[:-1]
-        assert lines[0] == "4.1 pad_and_chunk: yours: failed, reference not used"
+        lines = capsys.readouterr().out.split("\r")[-1].split("\n")[:-1]
+        assert lines[0] == "4.1 pad_and_chunk: yours: failed; the cells below use it all the same"
         assert lines[1].strip().startswith("rank 1, ")
         assert lines[-1].strip().startswith("hint 1 of 2: ")
         assert [len(shard) for shard in piece(torch.ones(5), 2)] == [3, 2]
-        assert yours("04").endswith(", failed: 4.1")
+        assert yours("04").endswith("; failed: 4.1")
         assert not Store().read("answers", "4.1")
 
     def test_an_answer_that_calls_the_reference_fails(self, capsys):

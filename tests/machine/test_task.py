@@ -89,7 +89,8 @@ def test_the_table_has_the_best_of_each_name_and_last_what_does_not_count(
     monkeypatch.chdir(tmp_path)
     assert scores.table(tmp_path) is None
     picture = scores.enter("limited", RateLimitedSchedule)
-    assert "limited" in picture.title
+    assert picture.title.startswith("limited: ")
+    assert picture.title.endswith(" torch's defaults")
     said = capsys.readouterr().out
     assert all(name in said for name in (TORCH, AHEAD, "no schedule is below"))
     scores.keep("limited", 0.5, 2**30, None)

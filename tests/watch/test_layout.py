@@ -68,6 +68,14 @@ def units(ranks: int = 4) -> plots.Picture:
     return plots.units(LAYERS, LAYOUTS, ranks, title="Units", says="Layers.")
 
 
+def test_biases_are_dotted_and_no_weight_is_whatever_the_unit() -> None:
+    layouts = {unit: {f"{unit}.weight": 9, f"{unit}.bias": 3, "padding": 1} for unit in ("root", "b0", "b1", "b2")}
+    axes = plots.units(list(layouts), layouts, 1, title="", says="").figure.axes[1]
+    patches = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert [(patch.get_width(), patch.get_hatch()) for patch in patches] == 4 * [(9, None), (3, "...."), (1, "//////")]
+    assert len({patch.get_facecolor() for patch in patches[::3]}) == 4, "each unit has a colour"
+
+
 class TestFlatLayout:
     def test_the_numbers_are_where_the_parameters_lie_and_who_holds_them(self) -> None:
         assert flat(4).data == {

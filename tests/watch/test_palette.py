@@ -98,4 +98,6 @@ def test_contrast_is_that_of_wcag() -> None:
 def test_names_of_one_thing_have_one_colour() -> None:
     assert palette.colour_of("ZeRO-3") == palette.colour_of("FULL_SHARD") == palette.STRATEGY_COLOURS["FSDP"]
     assert palette.colour_of("bfloat16") == palette.DTYPE_COLOURS["bf16"]
+    for stage, name in (("stage 1", "ZeRO-1"), ("stage 2", "ZeRO-2"), ("stage 3", "FSDP"), ("your FSDP", "FSDP")):
+        assert palette.colour_of(stage) == palette.STRATEGY_COLOURS[name]
     assert palette.colour_of("no such name") is None

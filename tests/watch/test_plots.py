@@ -19,12 +19,14 @@ from PIL import Image
 
 from minifsdp.comm import Call
 from minifsdp.course import plots
+from minifsdp.course.ladder.rungs import RUNGS as RUNGS_OF_THE_LADDER
 from minifsdp.course.machine import Block, Hardware, Program, Run, Segment, measured, replay
 from minifsdp.course.machine.program import Allocate, Buffer, Free, Issue, Kernel, Mark, RecordStream, Wait
 from minifsdp.course.machine.versus import Versus
 from minifsdp.course.plots import Timeline, memory_figure, memory_steps, timeline_figure
 from minifsdp.course.plots.palette import BLOCK_COLOURS, COLLECTIVE_COLOURS, EARLIER_COLOURS, LANE_COLOURS, TAG_COLOURS
 from minifsdp.course.plots.picture import in_words
+from minifsdp.course.plots.runs import step_of_run
 from minifsdp.course.plots.style import unit_for
 from minifsdp.course.watch.timeline import Span
 
@@ -80,11 +82,12 @@ def test_all_pictures_are_there_and_none_of_them_is_imported_before_it_is_asked_
         _ = plots.picture_of_nothing
 
 
-def test_a_panel_for_each_rung_and_two_for_the_bars(memory: Figure) -> None:
-    *panels, peaks, predictions = memory.axes
+def test_a_panel_for_each_rung_and_one_for_each_quantity(memory: Figure) -> None:
+    *panels, peaks, _, _, _ = memory.axes
     assert [panel.get_title(loc="left") for panel in panels] == ["ddp", "zero2", "fsdp"]
-    for bars in (peaks, predictions):
-        assert [label.get_text() for label in bars.get_xticklabels()] == ["ddp", "zero2", "fsdp"]
+    assert [label.get_text() for label in peaks.get_yticklabels()] == ["ddp", "zero2", "fsdp"]
+    assert {axes.get_ylim() for axes in memory.axes[3:]} == {peaks.get_ylim()}, "the names are those of all bars"
+    assert peaks.yaxis_inverted(), "the first rung is on top"
     assert len({panel.get_ylim() for panel in panels}) == 1  # to be compared, all must have one axis
     assert panels[0].get_ylim()[1] > 24  # which holds the highest
 
@@ -104,14 +107,13 @@ def test_curves_are_stacked_by_tag_in_the_courses_order_and_colours(memory: Figu
 
 
 def test_bars_are_the_peaks_by_tag_and_diamonds_the_predictions(memory: Figure) -> None:
-    peaks, bars = memory.axes[-2:]
+    peaks, *predicted = memory.axes[-4:]
     at_peak = [4.0, 3.0, 1.0, 0.0, 0.0, 0.0]  # the tags in order, when unsharded and gradients are both held
     at_rest, unsharded, gradients = [4.0, 1.0, 0.0], [3.0], [1.0]
-    for axes, each in ((peaks, at_peak), (bars, at_rest + unsharded + gradients)):
-        heights = [round(patch.get_height(), 6) for patch in axes.patches]
-        assert heights == [3 * h for h in each] + [2 * h for h in each] + each
-    assert [line.get_ydata()[0] for line in bars.lines] == [15, 9, 3, 10, 6, 2, 5, 3, 1]
-    assert [text.get_text() for text in bars.texts] == ["state", "unsharded", "gradients"] * 3
+    for axes, each in zip((peaks, *predicted), (at_peak, at_rest, unsharded, gradients), strict=True):
+        widths = [round(patch.get_width(), 6) for patch in axes.patches]
+        assert widths == [3 * w for w in each] + [2 * w for w in each] + each
+    assert [[line.get_xdata()[0] for line in axes.lines] for axes in predicted] == [[15, 10, 5], [9, 6, 3], [3, 2, 1]]
     assert [text.get_text() for text in peaks.texts] == ["24.0", "16.0", "8.0"]  # of the rank that holds most
 
 
@@ -123,8 +125,8 @@ def test_the_title_says_what_is_found(memory: Figure, timeline: Figure) -> None:
 @pytest.mark.parametrize(("count", "rows"), [(1, 1), (4, 1), (6, 2), (10, 2)])
 def test_any_number_of_rungs_has_room(count: int, rows: int, tmp_path: Path) -> None:
     figure = memory_figure([rung(f"rung {i}", 1) for i in range(count)], tmp_path / "memory.png")
-    assert len(figure.axes) == count + 2
-    tops = {round(axes.get_position().y1, 2) for axes in figure.axes[:-2]}
+    assert len(figure.axes) == count + 4
+    tops = {round(axes.get_position().y1, 2) for axes in figure.axes[:-4]}
     assert len(tops) == rows
 
 
@@ -149,6 +151,15 @@ def test_the_animated_ladder_starts_with_its_end_and_then_adds_rung_after_rung(t
         assert ends == dict(list(enumerate([24.0, 8.0, 16.0]))[:count])
         assert [label.get_text() for label in axes.get_yticklabels()] == ["ddp", "zero2", "fsdp"]
         assert len(axes.child_axes) == (figure is not figures[0]), "the step of the rung that is added"
+
+
+def test_every_rung_s_headline_fits(tmp_path: Path) -> None:
+    rungs = [
+        rung(name, scale) | {"adds": each.adds} for scale, (name, each) in enumerate(RUNGS_OF_THE_LADDER.items(), 1)
+    ]
+    for figure in memory_steps(rungs, tmp_path / "a.gif"):
+        title = figure._suptitle.get_window_extent()  # type: ignore[attr-defined]
+        assert title.x1 < figure.bbox.width, figure.get_suptitle()
 
 
 def test_ten_rungs_loop_in_less_than_eight_seconds(tmp_path: Path) -> None:
@@ -248,7 +259,7 @@ class TestStages:
     ) -> None:
         axes = picture.figure.axes[0]
         drawn = [(to_hex(bar.get_facecolor()).upper(), round(bar.get_height(), 6)) for bar in axes.patches]
-        greys = list(EARLIER_COLOURS[-2:])
+        greys = [EARLIER_COLOURS[2], EARLIER_COLOURS[-1]]  # as different as they can be on white
         own = [[4, 0, 0, 0, 0, 0], [4, 1, 0, 0, 3, 0], [4, 0, 0, 8, 0, 0]]
         before = [[8, 0], [0, 0], [24, 16]]
         assert drawn == [
@@ -279,7 +290,7 @@ class TestStages:
 
     def test_the_text_is_finding_pieces_sentence_and_numbers(self, picture: plots.Picture) -> None:
         head, says, measured, predicted, earlier = repr(picture).splitlines()
-        assert re.fullmatch(r"Adam decides \(yours 0/\d+\)", head)
+        assert re.fullmatch(r"Adam decides \(with the reference answers\)", head)
         assert says == SAYS
         assert measured.startswith("  measured: built (parameters 4,194,304); forward (parameters 4,194,304; unsharded")
         assert predicted == "  predicted: built 4,194,304; step 13,631,488"
@@ -311,6 +322,13 @@ class TestCurve:
         assert picture.data["at the marks"] == {"forward": 7 * MIB, "step": 5 * MIB}
         assert picture.data["earlier peaks"] == {"ddp": 16 * MIB}
 
+    def test_the_legend_names_only_tags_that_can_be_seen(self) -> None:
+        curve = rung("", 1)["curve"]
+        seen = words(plots.curve(curve, title="", says="").figure)
+        assert seen == ["gradients", "unsharded", "parameters"]
+        curve["tags"]["communication"] = [0, 1024, 0, 0]
+        assert words(plots.curve(curve, title="", says="").figure) == seen
+
     def test_names_of_near_moments_stand_on_different_lines(self) -> None:
         curve = rung("", 1)["curve"] | {"marks": [[0, "built"], [0, "forward of the root"], [3, "step"]]}
         axes = plots.curve(curve, title="", says="").figure.axes[0]
@@ -323,7 +341,7 @@ class TestQuantities:
         assert len(picture.figure.axes) == 2
         assert picture.figure.axes[0].get_title(loc="left") == "naive: 100 ms, 25% of communication under compute"
         assert words(picture.figure) == ["compute", "all-gather", "host waits"]
-        assert re.fullmatch(r"Waits \(yours 0/\d+\)\nLanes\.", repr(picture))
+        assert re.fullmatch(r"Waits \(with the reference answers\)\nLanes\.", repr(picture))
 
     def test_names_of_short_phases_stand_over_each_other_and_none_stands_out(self) -> None:
         begins = {"forward": 0.0, "backward": 0.002, "optimizer": 0.099}
@@ -362,6 +380,13 @@ class TestQuantities:
     )
     def test_ticks_are_round_numbers_within_the_data(self, xs: Sequence[float], ticks: list[float]) -> None:
         assert graph({"a": (xs, xs)}).figure.axes[0].get_xticks().tolist() == ticks
+
+    def test_a_logarithmic_axis_has_plain_numbers_and_no_point_at_zero(self) -> None:
+        xs = [2, 3, 4, 6, 7, 8, 12, 16, 24, 1000]
+        axes = graph({"a": (xs, [0.00001, 0, *[1.0] * 8])}, logx=True, logy=True).figure.axes[0]
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["3", "8", "24", "1,000"]
+        assert axes.yaxis.get_major_formatter()(0.00001, 0) == "0.00001"
+        assert np.isnan(axes.lines[0].get_ydata()).tolist() == [False, True, *[False] * 8]
 
     def test_a_line_at_nought_is_not_hidden_by_the_axis(self) -> None:
         assert graph({"a": ([1, 2], [0, 0]), "b": ([1, 2], [1, 2])}).figure.axes[0].get_ylim()[0] < 0
@@ -482,6 +507,16 @@ class TestRuns:
         assert picture.data["peak"] == expected
         assert "model, not measured: paper" in repr(picture)
 
+    def test_a_long_title_of_a_row_keeps_clear_of_the_legend(self) -> None:
+        segments = [Segment(0, 20 * MIB, 0, False, [Block(0, 20 * MIB, 0, False)])]
+        row = plots.blocks({"stream 1 wants 3.4 GiB": segments}, title="", says="").figure.axes[0]
+        assert max(map(len, row.get_title(loc="left").splitlines())) <= 66
+
+    def test_a_step_that_was_issued_before_it_began_says_so(self) -> None:
+        spans = step_of_run(replay(program(8), replace(PAPER, capacity=2**40)))
+        (remark,) = [span.name for span in spans if span.lane == "host"]
+        assert re.fullmatch(r"issued all of this step \d+ ms before the device began it", remark)
+
     def test_no_segment_stands_out_or_lies_on_another(self) -> None:
         segments = [
             Segment(100 * number * MIB, size * MIB, number % 3, False, [Block(0, size * MIB, number % 3, False)])
@@ -506,7 +541,7 @@ class TestRuns:
         dots, diamond = axes.lines
         assert list(dots.get_ydata()) == [60, 50, 90]
         assert diamond.get_ydata()[0] == pytest.approx(1e3 * result.predicted)
-        assert axes.texts[0].get_text() == f"60 ms\nmodel {result.error:+.0%}\nits waiting {result.waiting_error:+.0%}"
+        assert axes.texts[0].get_text() == f"60 ms\nmodel {1e3 * result.predicted:.0f} ms"
         assert repr(picture) == "T\nS."  # what varies is not in the text
 
     def test_equal_runs_give_equal_bytes(self, run: Run) -> None:

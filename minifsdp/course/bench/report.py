@@ -23,7 +23,7 @@ TOLERANCE = 1e-4  # of a loss: rounding alone makes up to 2e-7 in 250 steps (2 l
 
 SHARED = "they compute on one GPU in turns and send over loopback, so seconds compare contestants and say nothing more"
 NOT_MEASURED = "not measured"
-_HELD = {"allocated_peak": "peak\nMiB", "reserved_peak": "re-\nserved", "alloc_retries": "re-\ntries"}
+_HELD = {"allocated_peak": "peak\nMiB", "reserved_peak": "reserved", "alloc_retries": "retries"}
 
 
 def make_record(
@@ -71,7 +71,7 @@ def disagreement(record: Mapping[str, Any]) -> str | None:
     if not wrong:
         return None
     return (
-        f"losses are off those of one process on the whole batch: {', '.join(wrong)}, and {record['tolerance']:.0e} is "
+        f"losses differ from one process with the whole batch: {', '.join(wrong)}, and {record['tolerance']:.0e} is "
         "allowed; a wrong step's time is no result"
     )
 
@@ -93,7 +93,7 @@ def bench_table(record: Mapping[str, Any]) -> Group:
     headings = ["ms", "quartiles", *(name.replace("-", "\n") for name in rows[0]["ratios"])]
     headings += [_HELD[kind] for kind in held]
     headings += ["model,\nms"] if predicted else []
-    for heading in (*headings, "off one\nprocess"):
+    for heading in (*headings, "differs\nfrom 1\nprocess"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         cells = [_ms(row["median"]), "-".join(map(_ms, row["quartiles"]))]

@@ -208,8 +208,9 @@ def _summary(standings: dict[str, list[progress.Standing] | str]) -> str:
     states = {each.exercise: each.state for found in standings.values() if isinstance(found, list) for each in found}
     exercises = catalogue.all_exercises()
     passed = sum(states.get(each) == progress.PASSED for each in exercises)
-    following = next((each for each in exercises if states.get(each) != progress.PASSED), None)
-    total = f"{passed} of {len(exercises)} exercises passed"
+    left = [each for each in exercises if states.get(each) != progress.PASSED]
+    following = next((each for each in left if each in states), next(iter(left), None))  # of a lab that was started
+    total = f"as last saved, {passed} of {len(exercises)} exercises passed"
     if following is None:
         return total
     lab = next(lab for lab in standings if following in catalogue.stubs_of(lab))

@@ -4,7 +4,7 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
-const chosen = { rung: DATA.rungs.length - 1, variant: DATA.rungs.at(-1).own, rank: 0, place: 0 };
+const chosen = { rung: DATA.first, variant: DATA.rungs[DATA.first].own, rank: 0, place: 0 };
 const MIB = 2 ** 20;
 // Without a shard among its states, a parameter that is whole is replicated, not gathered.
 for (const rung of DATA.rungs)
@@ -180,3 +180,6 @@ byId("legend").innerHTML = [["parameters", C.parameters, DATA.ranks > 1 ? "thin:
   ["all-gather", DATA.lanes.communication, ""], ["reduction", C.reduction, ""]]
   .map(([what, colour, more]) => `<span><span class="swatch" style="background:${colour}"></span>${what}${more && ` (${more})`}</span>`).join("");
 choose(); draw(0.4);
+// A page that has this one in a frame may make the frame as high as it needs.
+if (parent !== window)
+  new ResizeObserver(() => parent.postMessage({ explorerHeight: document.documentElement.offsetHeight }, "*")).observe(document.documentElement);

@@ -37,20 +37,25 @@ def explored(name: str, steps: Mapping[str, Step], own: str, adds: str = "", var
     return {"name": name, "adds": adds, "varies": varies, "own": list(steps).index(own), "variants": variants}
 
 
-def page(title: str, about: str, rungs: Sequence[Mapping[str, Any]], choice: str = "Rung") -> str:
+def page(
+    title: str, about: str, rungs: Sequence[Mapping[str, Any]], choice: str = "Rung", first: str | None = None
+) -> str:
     """The page.
 
     Args:
         title: its heading.
         about: a sentence on the model and the machine.
-        rungs: from `explored`; the last one is shown first.
+        rungs: from `explored`.
         choice: what they are, in one word.
+        first: the name of the one that is shown first; the last one if there is none of this name.
     """
+    names = [rung["name"] for rung in rungs]
     data = {
         "about": f"{about} {_NOTE}",
         "ranks": len(rungs[0]["variants"][0]["ranks"]),
         "rungs": rungs,
         "choice": choice,
+        "first": names.index(first) if first in names else len(names) - 1,
         "tags": list(TAG_COLOURS),
         "colours": {**TAG_COLOURS, **_NEUTRAL, "reduction": REDUCE},
         "lanes": LANE_COLOURS,

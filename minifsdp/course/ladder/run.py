@@ -132,13 +132,15 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
         record = _record(plan, reference, ranks)
         with delivering(staging, plan.out, record):
             (staging / "ladder.json").write_text(_one_line_per_list(json.dumps(record, indent=1)) + "\n")
-            (staging / "explore.html").write_text(_explorer(settings, record, ranks))
-            _draw(settings, record, ranks[0], staging)
+            (staging / "explore.html").write_text(_explorer(settings, record, ranks, plan.world))
+            _draw(settings, record, ranks[0], staging, plan.world)
         _forget_earlier(plan.out, staging)
     return record
 
 
-def _draw(settings: Settings, record: dict[str, Any], first: dict[str, dict[str, Any]], staging: Path) -> None:
+def _draw(
+    settings: Settings, record: dict[str, Any], first: dict[str, dict[str, Any]], staging: Path, world: World
+) -> None:
     """Draw the pictures from the record and from rank 0's results by rung."""
     drawn = [(rung["name"], rung) for rung in record["rungs"]]
     rungs = [rung | {"adds": settings.rung(name).adds, "curve": first[name]["curve"]} for name, rung in drawn]
@@ -151,7 +153,7 @@ def _draw(settings: Settings, record: dict[str, Any], first: dict[str, dict[str,
         plots.Timeline(name, each.spans, overlap(each.spans) if record["ranks"] > 1 else None, each.usual)
         for name, each in traced.items()
     ]
-    about = f"emulated link: {record['link']}" if record["link"] else record["world"]
+    about = f"emulated link: {record['link']}" if record["link"] else world.choice
     plots.timeline_figure(lanes, staging / "timeline.png", about)
     if all(rung["cuda"] for rung in rungs):
         plots.allocator_figure(rungs, staging / "allocator.png")
@@ -202,7 +204,7 @@ def _options(settings: Settings) -> dict[str, Any]:
     return {name: value for name, value in asdict(settings).items() if name not in left_out}
 
 
-def _explorer(settings: Settings, record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]]) -> str:
+def _explorer(settings: Settings, record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]], world: World) -> str:
     """The page to scrub through a step of each rung and of its variants."""
     rungs = []
     for name in (rung["name"] for rung in record["rungs"]):
@@ -210,9 +212,9 @@ def _explorer(settings: Settings, record: dict[str, Any], ranks: list[dict[str, 
         own, others = rung.own(record["limit"]), logged[0]["others"]
         steps = {own: logged, **{other: [rank["others"][other] for rank in logged] for other in others}}
         rungs.append(explored(name, dict(sorted(steps.items())), own, rung.adds, rung.varies))
-    over = f"{record['world']}, emulated link {record['link']}" if record["link"] else record["world"]
+    over = f"{world.choice}, emulated link {record['link']}" if record["link"] else world.choice
     model = f"GPT of {record['layers']} blocks and {record['parameters']:,} parameters"
-    return page("Explore one training step", f"{model}; {over}.", rungs)
+    return page("Explore one training step", f"{model}; {over}.", rungs, first="fsdp")
 
 
 def _one_line_per_list(text: str) -> str:

@@ -211,7 +211,7 @@ _UNBOUNDED: dict[str, Any] = {"forward_depth": None, "backward": "pre", "backwar
 RUNGS: dict[str, Rung] = {
     "ddp-naive": Rung("an all-reduce per parameter, after backward", _ddp_naive, _predict_ddp),
     "ddp-bucketed": Rung("fewer, larger all-reduces", _ddp_bucketed, _predict_ddp_bucketed),
-    "ddp": Rung("reduction during backward, gradients as views of the buckets", _ddp, _predict_ddp),
+    "ddp": Rung("reduction during backward", _ddp, _predict_ddp),
     "zero1": Rung("optimizer state sharded", _zero1, _predict_zero1),
     "zero2": Rung("gradients sharded", _zero2, _predict_zero2),
     "fsdp-grad-op": Rung(
@@ -224,7 +224,7 @@ RUNGS: dict[str, Rung] = {
         "communication beside compute", partial(_fsdp, schedule=OverlapSchedule), partial(_predict_fsdp, reductions=1)
     ),
     "fsdp-prefetch": Rung(
-        "gathers as early as the order allows",
+        "gathers and reductions without bound",
         _fsdp_prefetch,
         partial(_predict_fsdp, reductions=None, **_UNBOUNDED),
         varies="depth",

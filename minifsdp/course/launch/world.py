@@ -60,14 +60,19 @@ class World:
         """The ranks' device: "cpu" or "cuda"."""
         return "cuda" if self.gpus else "cpu"
 
-    def __str__(self) -> str:
+    @property
+    def choice(self) -> str:
+        """The line without the reason, such as "2 ranks over gloo on CPU"."""
         ranks = in_words(self.ranks)
         if self.backend == "fake":
-            return f"rank 0 of {self.ranks} on {self.device}, alone: {self.why}"
+            return f"rank 0 of {self.ranks} on {self.device}, alone"
         if self.shares_gpu:
             names = ", ".join(f"cuda:{index}" for index in sorted(set(self.gpus)))
-            return f"{ranks} over NCCL, sharing {names}: {self.why}"
-        return f"{ranks} over {'NCCL, a GPU each' if self.gpus else 'gloo on CPU'}: {self.why}"
+            return f"{ranks} over NCCL, sharing {names}"
+        return f"{ranks} over {'NCCL, a GPU each' if self.gpus else 'gloo on CPU'}"
+
+    def __str__(self) -> str:
+        return f"{self.choice}: {self.why}"
 
 
 def in_words(ranks: int) -> str:

@@ -24,7 +24,8 @@ BLOCK_WORDS = {"in use": "in use", "waiting": "freed, waiting for an event", "fr
 
 CAPACITY: dict[str, Any] = {"color": "black", "linewidth": 0.9, "linestyle": (0, (4, 3))}
 
-_WALL, _NOTEBOOK = 180, 66  # characters per line of a row's title
+LETTERS = 66  # characters per line of a row's title in a notebook
+_WALL = 180  # the same in the ladder's figure
 _OUTLINE: dict[str, Any] = {"color": SOFT, "linewidth": 0.8}
 _LEDGER: dict[str, Any] = {"color": "black", "linewidth": 1.1}
 _GIVEN_BACK: dict[str, Any] = {
@@ -73,7 +74,7 @@ def allocator_memory(recorded: Mapping[str, Recorded], *, title: str, says: str,
     """
     with notebook_style():
         figure = page(1.5 + 1.5 * len(recorded), title, says, lab)
-        legend_beside(figure, _draw(figure, recorded, _NOTEBOOK))
+        legend_beside(figure, _draw(figure, recorded, LETTERS))
     return Picture(figure, title, says, {})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from minifsdp.course.plots.allocator import (
     BLOCK_WORDS,
     CAPACITY,
     KINDS,
+    LETTERS,
     count,
     held_areas,
     held_handles,
@@ -85,7 +87,8 @@ def device_memory(
             mark_given_back(row, [at[bisect_left(held, when, key=_moment)] for when in retries[name]], highest / size)
             peak = f"{peaks['reserved'][name] / size:.3g} {unit} reserved at most"
             row.set_ylabel(unit)
-            row.set_title(f"{name}: {peak}, {count(len(retries[name]), 'retry', 'retries')}, {_step(run)}")
+            counted = count(len(retries[name]), "retry", "retries")
+            row.set_title(f"{name}: {peak}, {counted}, {_step(run)}")
         rows[0].set_ylim(0, 1.2 * highest / size)
         rows[0].set_xlim(0, longest)
         order = "allocations and frees of all steps, in order: a host takes no time"
@@ -133,7 +136,7 @@ def blocks(
             _draw_segments(row, places, size)
             row.set_xlim(-0.004 * whole / size, 1.004 * whole / size)
             row.set_ylim(depths[name] + 0.15, -0.15)
-            row.set_title(f"{name}: {_sum_of_segments(snapshots[name])}")
+            row.set_title(textwrap.fill(f"{name}: {_sum_of_segments(snapshots[name])}", LETTERS))
         rows[-1].set_xlabel(f"{unit}; a framed bar is a segment")
         patches = [Patch(color=colour, label=BLOCK_WORDS[state]) for state, colour in BLOCK_COLOURS.items()]
         legend_beside(rows[0], patches)

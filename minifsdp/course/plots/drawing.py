@@ -26,6 +26,15 @@ def stack(axes: Axes, x: float, width: float, sizes: Mapping[str, float], unit: 
         bottom += size
 
 
+def row_of_tags(axes: Axes, y: float, height: float, sizes: Mapping[str, float], unit: int) -> float:
+    """Draw the same from left to right; returns the sum in units."""
+    left = 0.0
+    for tag, size in sizes.items():
+        axes.barh(y, size / unit, height, left, color=TAG_COLOURS[tag])
+        left += size / unit
+    return left
+
+
 def areas(axes: Axes, curve: Curve, unit: int) -> int:
     """Draw bytes by tag over the events of a step; returns the number of events."""
     heights = [[value / unit for value in curve["tags"][tag]] for tag in TAG_COLOURS]

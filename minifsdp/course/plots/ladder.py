@@ -11,16 +11,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from minifsdp.course.plots.drawing import areas, at_peak, lane_patches, lanes, row_title, stack, step_of, tag_patches
+from minifsdp.course.plots.drawing import (
+    areas,
+    at_peak,
+    lane_patches,
+    lanes,
+    row_of_tags,
+    row_title,
+    step_of,
+    tag_patches,
+)
 from minifsdp.course.plots.style import DIAMOND, PREDICTED, wall_style
 from minifsdp.course.watch.timeline import Span
 
 _MIB = 2**20
-_MODEL_STATE = ("parameters", "gradients", "optimizer")
-_IN_WORDS = {
-    "unsharded": "the most unsharded",
-    "gradients": "the most gradients",
-    "activations": "activations after forward",
+_PREDICTED = {  # title: by tag, the key of the measured and of the predicted bytes
+    "Model state before zero_grad()": {tag: tag for tag in ("parameters", "gradients", "optimizer")},
+    "Unsharded parameters, at most": {"unsharded": "unsharded_peak"},
+    "Gradients, at most": {"gradients": "gradients_peak"},
+    "Activations after forward": {"activations": "activations"},
 }
 _WIDTH = 13.0  # inches
 _FAR = 1.5  # from the median
@@ -39,13 +48,14 @@ def memory_figure(rungs: Sequence[Rung], path: str | Path) -> Figure:
         path: the PNG to write.
 
     Returns:
-        The figure: one axes per rung, then those of the peaks and of the predictions.
+        The figure: one axes per rung, then those of the peaks, the model state, the unsharded parameters and the
+        gradients.
     """
     with wall_style():
         rows = ceil(len(rungs) / 5)
         columns = ceil(len(rungs) / rows)
-        figure = Figure(figsize=(_WIDTH, 2.0 * rows + 6.4), layout="constrained")
-        parts: Any = figure.subfigures(2, 1, height_ratios=[2.0 * rows + 0.4, 6.0])
+        figure = Figure(figsize=(_WIDTH, 2.0 * rows + 4.6), layout="constrained")
+        parts: Any = figure.subfigures(2, 1, height_ratios=[2.0 * rows + 0.4, 4.2])
         top, bottom = parts
         panels = top.subplots(rows, columns, sharey=True, squeeze=False).flatten()
         highest = max(sum(at_peak(rung["curve"]).values()) for rung in rungs) * 1.04 / _MIB
@@ -53,11 +63,17 @@ def memory_figure(rungs: Sequence[Rung], path: str | Path) -> Figure:
             _draw_curve(panel, rung, highest)
         for unused in panels[len(rungs) :]:
             unused.remove()
-        peaks, predictions = bottom.subplots(2, 1)
+        predictions = _predicted(rungs)
+        peaks, *predicted = bottom.subplots(1, 1 + len(predictions), sharey=True)
         _draw_peaks(peaks, rungs)
-        _draw_predictions(predictions, rungs)
-        handles = [*tag_patches(), Line2D([], [], label=PREDICTED, **DIAMOND)]
-        bottom.legend(handles=handles, ncols=len(handles), loc="outside lower center")
+        for axes, (title, keys) in zip(predicted, predictions.items(), strict=True):
+            _draw_predicted(axes, rungs, title, keys)
+            axes.tick_params(axis="y", length=0)
+            axes.set_xlabel("MiB")
+        _name_rungs(peaks, rungs)
+        peaks.set_xlabel("MiB, the rank that holds most")
+        handles = [*tag_patches(), Line2D([], [], label=PREDICTED, **{**DIAMOND, "markersize": 5})]
+        bottom.legend(handles=handles, ncols=len(handles), loc="outside lower center", fontsize=9)
         top.supylabel("memory of rank 0, MiB", fontsize=8)
         top.supxlabel("allocations and frees of one step, in order", fontsize=8)
         figure.suptitle(_memory_finding(rungs))
@@ -121,54 +137,40 @@ def _draw_curve(panel: Axes, rung: Rung, highest: float) -> None:
 
 def _draw_peaks(axes: Axes, rungs: Sequence[Rung]) -> None:
     """Draw a bar per rung: all bytes at its peak, by tags."""
+    ends = [row_of_tags(axes, place, 0.7, at_peak(rung["curve"]), _MIB) for place, rung in enumerate(rungs)]
+    for place, (end, rung) in enumerate(zip(ends, rungs, strict=True)):
+        axes.text(end + 0.015 * max(ends), place, f"{_most(rung['bytes'], 'peak') / _MIB:.1f}", va="center")
+    axes.set_title("Peak of a step")
+    axes.set_xlim(0, 1.16 * max(ends))
+
+
+def _draw_predicted(axes: Axes, rungs: Sequence[Rung], title: str, keys: Mapping[str, str]) -> None:
+    """Draw a bar per rung, the bytes under `keys` by tag, each with a diamond for its prediction."""
     for place, rung in enumerate(rungs):
-        highest = at_peak(rung["curve"])
-        stack(axes, place, 0.6, highest, _MIB)
-        label = f"{_most(rung['bytes'], 'peak') / _MIB:.1f}"
-        axes.text(place, sum(highest.values()) / _MIB, label, ha="center", va="bottom")
-    axes.set_title("The peak of a step, measured")
-    _name_rungs(axes, rungs)
+        row_of_tags(axes, place, 0.7, {tag: _most(rung["bytes"], key) for tag, key in keys.items()}, _MIB)
+        prediction = sum(_most(rung["predicted"], key) for key in keys.values())
+        axes.plot(prediction / _MIB, place, **{**DIAMOND, "markersize": 5})
+    axes.set_title(title)
+    axes.set_xlim(0, 1.08 * max(axes.dataLim.xmax, 1e-3))
 
 
-def _draw_predictions(axes: Axes, rungs: Sequence[Rung]) -> None:
-    """Draw a bar per rung and amount that can be predicted, each with its prediction."""
-    amounts = _amounts(rungs)
-    pitch = 0.78 / len(amounts)
-    for place, rung in enumerate(rungs):
-        for number, (name, tags) in enumerate(amounts.items()):
-            x = place + pitch * (number - (len(amounts) - 1) / 2)
-            stack(axes, x, pitch * 0.22 / 0.26, {tag: _most(rung["bytes"], key) for tag, key in tags.items()}, _MIB)
-            axes.plot(x, sum(_most(rung["predicted"], key) for key in tags.values()) / _MIB, **DIAMOND)
-            below: Any = {"transform": axes.get_xaxis_transform(), "rotation": 90, "ha": "center", "va": "top"}
-            axes.text(x, -0.06, name, fontsize=7, **below)
-    axes.set_title(
-        "Measured, and predicted before any rank starts: model state after step() and before zero_grad(), "
-        + ", ".join(_IN_WORDS[name] for name in amounts if name in _IN_WORDS)
-    )
-    _name_rungs(axes, rungs)
-    axes.tick_params(axis="x", length=0, pad=54)
+def _predicted(rungs: Sequence[Rung]) -> dict[str, dict[str, str]]:
+    """The entries of `_PREDICTED` that these rungs have predictions of."""
+    found = {title: keys for title, keys in _PREDICTED.items() if _has(rungs, keys)}
+    if len(found) == len(_PREDICTED) and not any(_most(rung["predicted"], "unsharded_peak") for rung in rungs):
+        del found["Unsharded parameters, at most"]
+    return found
 
 
-def _amounts(rungs: Sequence[Rung]) -> dict[str, dict[str, str]]:
-    """By the name of a bar, the tags that it stacks, and the keys of their bytes."""
-    amounts = {
-        "state": {tag: tag for tag in _MODEL_STATE},
-        "unsharded": {"unsharded": "unsharded_peak"},
-        "gradients": {"gradients": "gradients_peak"},
-    }
-    if "activations" not in rungs[0]["predicted"][0]:
-        return amounts
-    if not any(_most(rung["predicted"], "unsharded_peak") for rung in rungs):
-        del amounts["unsharded"]
-    return {**amounts, "activations": {"activations": "activations"}}
+def _has(rungs: Sequence[Rung], keys: Mapping[str, str]) -> bool:
+    return all(key in rungs[0]["predicted"][0] for key in keys.values())
 
 
 def _name_rungs(axes: Axes, rungs: Sequence[Rung]) -> None:
-    axes.set_xticks(range(len(rungs)), [rung["name"] for rung in rungs])
-    axes.set_ylabel("MiB, the rank that holds most", fontsize=8)
+    """Name the rungs on the axis that all bars share, the first on top."""
+    axes.set_yticks(range(len(rungs)), [rung["name"] for rung in rungs], fontsize=9)
     aside = max(0, 5 - len(rungs)) / 2  # keeps the bars narrow when there are few rungs
-    axes.set_xlim(-0.5 - aside, len(rungs) - 0.5 + aside)
-    axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
+    axes.set_ylim(len(rungs) - 0.5 + aside, -0.5 - aside)
 
 
 def _most(ranks: Sequence[Mapping[str, float]], key: str) -> float:

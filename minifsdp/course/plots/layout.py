@@ -1,6 +1,6 @@
 """Layout of parameters in a flat parameter and its shards, and in the units of a model.
 
-Each layer has a colour: its weight is drawn solid, its bias pale, and padding hatched.
+Each layer has a colour: its weight is drawn solid, its bias pale and dotted, and padding hatched.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _box(axes: Axes, left: float, right: float, bottom: float, colour: str, name
     if name == PADDING:
         style |= {"facecolor": "white", "edgecolor": SOFT, "hatch": "//////"}
     elif name.endswith("bias"):
-        style["facecolor"] = _pale(colour)
+        style |= {"facecolor": _pale(colour), "edgecolor": colour, "hatch": "...."}
     if left < right:
         axes.add_patch(Rectangle((left, bottom), right - left, 0.42, **style))
 

@@ -18,6 +18,7 @@ from minifsdp.course.plots.picture import Picture, given, legend_beside, page
 from minifsdp.course.plots.style import DIAMOND, notebook_style, unit_for
 
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # tell apart earlier rungs, whose greys are similar
+_VISIBLE = 5e-4  # a tag's share of the area of a curve, below which the legend leaves it out
 _CHARACTERS = 100  # of text that fit under the axis
 
 
@@ -55,7 +56,7 @@ def stages(
     highest = max([1.0, *sums.values(), *(size for group in (predicted, *earlier.values()) for size in group.values())])
     name, unit = unit_for(highest)
     decimals = _decimals([size / unit for size in sums.values()])
-    greys = _colours(list(earlier))
+    greys = _colours(list(earlier), apart=True)
     with notebook_style():
         figure = page(3.9, title, says, lab)
         axes = figure.subplots()
@@ -125,7 +126,9 @@ def curve(
         axes.set_ylabel(f"memory of a rank, {name}")
         axes.set_xlabel("allocations and frees, in order")
         _name_stages(axes, curve["marks"], events)
-        legend_beside(axes, _tags_in([curve["tags"]]) + handles)
+        least = _VISIBLE * highest * max(1, events)
+        visible = {tag: sizes for tag, sizes in curve["tags"].items() if sum(sizes) > least}
+        legend_beside(axes, _tags_in([visible]) + handles)
     marks = {mark: totals(curve)[at] for at, mark in curve["marks"]}
     peaks = {rung: max(totals(before)) for rung, before in earlier.items()}
     held = {tag: size for tag, size in at_peak(curve).items() if size}
@@ -138,10 +141,15 @@ def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
         raise ValueError(f"no such {what}: {', '.join(unknown)}; choose from {', '.join(known)}")
 
 
-def _colours(rungs: Sequence[str]) -> dict[str, str]:
-    """The colours of earlier rungs: their own, or else greys, the nearest rung's the darkest."""
-    greys = EARLIER_COLOURS[max(0, len(EARLIER_COLOURS) - len(rungs)) :]
-    return {rung: colour_of(rung) or grey for rung, grey in zip(rungs, cycle(greys))}
+def _colours(rungs: Sequence[str], apart: bool = False) -> dict[str, str]:
+    """The colours of earlier rungs: their own, or else greys, the nearest rung's the darkest.
+
+    `apart`: as different as they can be on white, for bars; lines have their dashes.
+    """
+    last, palest = len(EARLIER_COLOURS) - 1, 2
+    every = max(1, (last - palest) // max(1, len(rungs) - 1)) if apart else 1
+    greys = [EARLIER_COLOURS[max(0, last - every * nearer)] for nearer in reversed(range(len(rungs)))]
+    return {rung: colour_of(rung) or grey for rung, grey in zip(rungs, greys, strict=True)}
 
 
 def _tags_in(sizes: Iterable[Mapping[str, Any]]) -> list[Any]:

@@ -94,6 +94,10 @@ _NAMES = {
     "replicated": STRATEGY_COLOURS["DDP"],
     "NO_SHARD": STRATEGY_COLOURS["DDP"],
     "ZeRO-3": STRATEGY_COLOURS["FSDP"],
+    "stage 1": STRATEGY_COLOURS["ZeRO-1"],
+    "stage 2": STRATEGY_COLOURS["ZeRO-2"],
+    "stage 3": STRATEGY_COLOURS["FSDP"],
+    "fully sharded": STRATEGY_COLOURS["FSDP"],
     "FULL_SHARD": STRATEGY_COLOURS["FSDP"],
     "float32": DTYPE_COLOURS["fp32"],
     "bfloat16": DTYPE_COLOURS["bf16"],
@@ -102,8 +106,11 @@ _NAMES = {
 
 
 def colour_of(name: str) -> str | None:
-    """The declared colour of a strategy, dtype, collective or tag, by the name that a legend gives it."""
-    return _NAMES.get(name)
+    """The declared colour of a strategy, dtype, collective or tag, by the name that a legend gives it.
+
+    "your FSDP" has the colour of FSDP.
+    """
+    return _NAMES.get(name.removeprefix("your "))
 
 
 @cache

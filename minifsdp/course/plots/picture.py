@@ -49,7 +49,7 @@ class Picture:
 
 
 def page(height: float, title: str, says: str, lab: str | None, model: str | None = None) -> Figure:
-    """An empty figure with the finding, a subtitle (`yours 2/5` and the model), and the sentence at the bottom."""
+    """An empty figure with the finding, a subtitle (the model, whose answers), and the sentence at the bottom."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     heading = textwrap.wrap(title, _TITLE) or [""]
     remarks = [f"model, not measured: {model}"] if model is not None else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import cycle, pairwise
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
@@ -111,6 +112,7 @@ def lines(
         for name, (xs, ys) in series.items():
             dots: Any = {"marker": "o" if len(xs) <= _FEW else "", "markersize": 4}
             drawn = "steps-post" if name in stairs else "default"
+            ys = [y if y > 0 or not logy else nan for y in ys]  # a logarithmic line is interrupted at a zero
             axes.plot(xs, ys, color=colours[name], label=name, clip_on=False, drawstyle=drawn, **dots)
         unnamed = [name for name in expected if name in series]  # these share one legend entry
         measured = {x for xs, _ in series.values() for x in xs}
@@ -155,7 +157,7 @@ def versus(results: Mapping[str, Versus], *, title: str, says: str, lab: str | N
             axes.plot(spread, [seconds * 1e3 for seconds in each.measured], **dot)
             axes.plot(place + 0.34, each.predicted * 1e3, **diamond)
             top = max([each.predicted, *each.measured]) * 1e3
-            text = f"{each.median * 1e3:.0f} ms\nmodel {each.error:+.0%}\nits waiting {each.waiting_error:+.0%}"
+            text = f"{each.median * 1e3:.0f} ms\nmodel {each.predicted * 1e3:.0f} ms"
             axes.annotate(text, (place, top), (0, 4), textcoords="offset points", ha="center", va="bottom")
         axes.set_xticks(range(len(results)), [textwrap.fill(name, 18) for name in results])
         axes.tick_params(axis="x", length=0)
@@ -173,7 +175,7 @@ def _scale(axes: Axes, xs: Sequence[float], logx: bool, logy: bool) -> None:
     """Put ticks at the data points if they are few and their labels short."""
     if logx:
         axes.set_xscale("log", base=2)
-    names = [f"{x:,.7g}" for x in xs]
+    names = [_plain(x) for x in xs]
     if len(xs) <= 9 and max(map(len, names), default=0) <= 7 and (logx or _even(xs)):
         axes.set_xticks(xs, names)
         axes.minorticks_off()
@@ -181,11 +183,29 @@ def _scale(axes: Axes, xs: Sequence[float], logx: bool, logy: bool) -> None:
         whole = all(x == int(x) for x in xs)  # no fractional ranks
         ticks = [round(float(x), 9) for x in _TICKS.tick_values(xs[0], xs[-1])]
         axes.set_xticks([x for x in ticks if xs[0] <= x <= xs[-1] and (x == int(x) or not whole)])
+    else:
+        apart = _apart(xs)
+        axes.set_xticks(apart, [_plain(x) for x in apart])
+        axes.minorticks_off()
     if logy:
         axes.set_yscale("log")
     elif axes.dataLim.ymin >= 0:
         axes.set_ylim(bottom=0 if axes.dataLim.ymin else -0.03 * axes.dataLim.ymax)  # keep a line at 0 off the axis
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+
+
+def _plain(value: float) -> str:
+    """A number without an exponent: 1,000 or 0.00001."""
+    return f"{value:,.10g}" if abs(value) >= 1e-4 or not value else f"{value:.10f}".rstrip("0")
+
+
+def _apart(xs: Sequence[float]) -> list[float]:
+    """Points, the last one among them, far enough apart for names on a logarithmic axis."""
+    chosen = [xs[-1]]
+    for x in reversed(xs):
+        if 2.4 * x <= chosen[-1]:
+            chosen.append(x)
+    return chosen[::-1]
 
 
 def _even(xs: Sequence[float]) -> bool:

@@ -35,8 +35,8 @@ def step_of_run(run: Run) -> list[Span]:
 def _host(begin: float, names: Sequence[str], moments: Sequence[float]) -> list[Span]:
     """The host's phases after `begin`, or a remark if it had already issued the whole step by then."""
     if moments[-1] <= begin:
-        ahead = f"{(begin - moments[-1]) * 1e3:.1f} ms"
-        return [Span("host", f"had issued the whole step {ahead} before it began", 0.0, 0.0)]
+        ahead = f"{(begin - moments[-1]) * 1e3:.0f} ms"
+        return [Span("host", f"issued all of this step {ahead} before the device began it", 0.0, 0.0)]
     phases = zip(names, pairwise(max(0.0, at - begin) for at in moments), strict=True)
     return [Span("host", name, start, end - start) for name, (start, end) in phases if start < end]
 

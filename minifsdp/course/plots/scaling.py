@@ -1,4 +1,7 @@
-"""The figure of `benchmarks/scaling.py`: a step's growth with ranks and with units, beside the predicted law."""
+"""The figure of `benchmarks/scaling.py`: a step's growth with ranks and with units, beside the predicted law.
+
+A panel for each quantity that changes: bytes held and sent with the ranks, bytes gathered and messages with the units.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +56,14 @@ _MESSAGES = _Panel("messages in a step", "collectives", lambda found: found["mes
 
 
 def scaling_figure(record: Row, path: str | Path) -> Figure:
-    """Plot time, bytes held, bytes gathered, bytes sent and messages, over ranks (top) and over units (bottom).
+    """Plot time, bytes held and bytes sent over ranks (top), and time, bytes gathered and messages over units.
 
     Args:
         record: the record written by `benchmarks/scaling.py`.
         path: the PNG to write.
 
     Returns:
-        The figure: five axes over the ranks, then five over the units.
+        The figure: three axes over the ranks, then three over the units.
     """
     some, few = record["some_units"], record["few_ranks"]
     over_ranks = [row for row in record["rows"] if row["units"] == some and row["ranks"] in record["ranks"]]
@@ -68,8 +71,10 @@ def scaling_figure(record: Row, path: str | Path) -> Figure:
     with wall_style():
         figure = Figure(figsize=(_WIDTH, 6.9), layout="constrained")
         parts: Any = figure.subfigures(3, 1, height_ratios=[6, 6, 1.4])
-        _draw_row(parts[0], over_ranks, "ranks", f"over the ranks, {some} units", record)
-        _draw_row(parts[1], over_units, "units", f"over the units, {few} ranks", record)
+        held, sent = _draw_row(parts[0], over_ranks, "ranks", f"over the ranks, {some} units", record, (_HELD, _SENT))
+        _draw_row(parts[1], over_units, "units", f"over the units, {few} ranks", record, (_GATHERED, _MESSAGES))
+        _draw_peaks(held, over_ranks)
+        _draw_multiples(sent, 4 * record["parameters"] / MIB)
         handles = _legend()
         parts[2].legend(handles=handles, ncols=len(handles), loc="upper center", fontsize=7.5)
         caption = textwrap.fill(_caption(record), 230)
@@ -79,24 +84,34 @@ def scaling_figure(record: Row, path: str | Path) -> Figure:
     return figure
 
 
-def _draw_row(part: Any, rows: Sequence[Row], x: str, title: str, record: Row) -> None:
-    """Draw five panels over "ranks" or "units"."""
-    time, held, gathered, sent, messages = part.subplots(1, 5)
+def _draw_row(
+    part: Any, rows: Sequence[Row], x: str, title: str, record: Row, panels: Sequence[_Panel]
+) -> Sequence[Axes]:
+    """Draw the time and each of `panels` over "ranks" or "units"; returns the axes of the panels."""
+    row: Sequence[Axes] = part.subplots(1, 1 + len(panels))
+    time, *others = row
     _draw_time(time, rows, x, record)
-    for axes, panel in ((held, _HELD), (gathered, _GATHERED), (sent, _SENT), (messages, _MESSAGES)):
+    for axes, panel in zip(others, panels, strict=True):
         _draw(axes, panel, rows, x)
-    for way, (_, look) in _WAYS.items():
-        of = [row for row in rows if row["way"] == way]
-        held.plot([row[x] for row in of], [row["peak"] / MIB for row in of], color=look["color"], **_PEAK)
-    if x == "ranks":
-        psi = 4 * record["parameters"] / MIB
-        for times in (2, 3):
-            sent.axhline(times * psi, color=_GREY, linewidth=0.5)
-            sent.text(1, times * psi, f"{times} Ψ", color=_GREY, va="bottom", fontsize=7)
     ticks = sorted({row[x] for row in rows})
-    for axes in (time, held, gathered, sent, messages):
+    for axes in (time, *others):
         _scale(axes, ticks, x)
     part.suptitle(title, x=0.01, ha="left", fontsize=9.5)
+    return others
+
+
+def _draw_peaks(axes: Axes, rows: Sequence[Row]) -> None:
+    for way, (_, look) in _WAYS.items():
+        of = [row for row in rows if row["way"] == way]
+        axes.plot([row["ranks"] for row in of], [row["peak"] / MIB for row in of], color=look["color"], **_PEAK)
+
+
+def _draw_multiples(axes: Axes, psi: float) -> None:
+    """Draw lines at 2 Ψ and 3 Ψ, the limits of many ranks."""
+    for times in (2, 3):
+        axes.axhline(times * psi, color=_GREY, linewidth=0.5)
+        axes.text(1, times * psi, f"{times} Ψ", color=_GREY, va="bottom", fontsize=7)
+    axes.set_ylim(0, 3.3 * psi)
 
 
 def _draw(axes: Axes, panel: _Panel, rows: Sequence[Row], x: str) -> None:
@@ -188,7 +203,7 @@ def _caption(record: Row) -> str:
     cores = record["cores"]
     return (
         f"{record['parameters']:,} parameters (Ψ) in float32, AdamW, over gloo on {record['cpu']}, {cores} cores, one "
-        "thread a rank. Bytes and messages: the points of all ranks, which lie on each other. Time: medians of the "
+        "thread a rank. Bytes and messages: the points of all ranks, which coincide. Time: medians of the "
         f"slowest rank, with quartiles; the line is a fit, ms for each message: {slopes}. More than {cores} ranks "
         f"share {cores} cores (faint): their time says that it runs, no more. DDP gathers nothing; one rank gathers "
         "nothing, sends nothing and shards nothing."

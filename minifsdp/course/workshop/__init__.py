@@ -9,15 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minifsdp.course.workshop.lines import print_wrapped
     from minifsdp.course.workshop.notebook import check, earlier, exercise, hint, yours
     from minifsdp.course.workshop.predictions import outcome, predict
 
-__all__ = ["check", "earlier", "exercise", "hint", "outcome", "predict", "yours"]
+__all__ = ["check", "earlier", "exercise", "hint", "outcome", "predict", "print_wrapped", "yours"]
 
 
 def __getattr__(name: str) -> Any:
     """Import names lazily, so that the command line need not wait for torch."""
     if name in __all__:
-        module = "predictions" if name in ("outcome", "predict") else "notebook"
+        module = {"outcome": "predictions", "predict": "predictions", "print_wrapped": "lines"}.get(name, "notebook")
         return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from minifsdp.course.workshop.cells import collect, define
@@ -15,7 +16,7 @@ from minifsdp.course.workshop.submission import Submission
 
 BLANK = "not attempted, reference in use"
 PASSED = "yours: passed"
-FAILED = "yours: failed, reference not used"
+FAILED = "yours: failed; the cells below use it all the same"
 
 _submissions: dict[str, Submission] = {}  # by exercise, this notebook's answers that are not blank
 _states: dict[str, str] = {}
@@ -57,10 +58,15 @@ def check(exercise_id: str) -> None:
     if submission is None:
         print(f"{exercise_id} {ref.name}: {BLANK}")
         return
-    print(f"{exercise_id} {ref.name}: checking ...", end="\r", flush=True)  # overwritten by the verdict
-    verdict = run_check(submission)
+    verdict = run_check(submission, alive=partial(show_time, exercise_id))
     _states[exercise_id] = PASSED if verdict.state == "passed" else FAILED
     print(record_verdict(submission, verdict, Store()))
+
+
+def show_time(exercise_id: str, seconds: int) -> None:
+    """Print how long a check has run; the next second's line or the verdict overwrites it."""
+    so_far = f" {seconds} s" if seconds else ""
+    print(f"{exercise_id} {find_reference(exercise_id).name}: checking ...{so_far}", end="\r", flush=True)
 
 
 def record_verdict(submission: Submission, verdict: Verdict, store: Store) -> str:
@@ -119,11 +125,14 @@ def has_failed(exercise_id: str) -> bool:
 
 
 def yours(lab: str) -> str:
-    """The count of a lab's exercises answered by the learner, for a plot's subtitle: `yours 2/5, failed: 5.3`."""
+    """Whose answers a plot was made with, for its subtitle: `with your answers to 2 of 5 exercises; failed: 5.3`."""
     ids = [ref.id for ref in lab_references(lab)]
     written = [each for each in ids if _states.get(each, BLANK) != BLANK]
     failed = [each for each in written if has_failed(each)]
-    return f"yours {len(written)}/{len(ids)}" + (f", failed: {', '.join(failed)}" if failed else "")
+    if not written:
+        return "with the reference answers"
+    counted = f"with your answer{'s' * (len(written) > 1)} to {len(written)} of {len(ids)} exercises"
+    return counted + (f"; failed: {', '.join(failed)}" if failed else "")
 
 
 def _cell_source() -> str | None:

@@ -7,6 +7,7 @@ from types import EllipsisType
 from typing import Literal
 
 from minifsdp.course.workshop import notebook
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.workshop.store import Store
 
 
@@ -24,12 +25,12 @@ def predict(name: str, value: float | EllipsisType, what: str = "") -> None:
     of = f" ({what})" if what else ""
     if value is ...:
         before = Store().read("predictions", name)
-        print(f"prediction {name}{of}: none yet" if before is None else f"prediction {name}{of}: {before:,}, as before")
+        print_wrapped(f"prediction {name}{of}: {'none yet' if before is None else f'{before:,}, as before'}")
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"predict({name!r}, ...): replace the dots with a number, not {value!r}")
     Store().write("predictions", name, value)
-    print(f"prediction {name}{of}: {value:,}")
+    print_wrapped(f"prediction {name}{of}: {value:,}")
 
 
 def outcome(

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,13 +69,19 @@ class Limits:
 LEARNER = Limits()
 
 
-def run_check(submission: Submission, limits: Limits = LEARNER, variant: Mapping[str, int] | None = None) -> Verdict:
+def run_check(
+    submission: Submission,
+    limits: Limits = LEARNER,
+    variant: Mapping[str, int] | None = None,
+    alive: Callable[[int], None] = lambda seconds: None,
+) -> Verdict:
     """Check an answer in a fresh process; afterwards the process and everything that it started are gone.
 
     Args:
         submission: the answer and its set-up cell.
         limits: the process is killed if it exceeds them.
         variant: fields of `checking.Variant` that differ from the check's own.
+        alive: called with 0 at the start, and with the whole seconds so far after each further second.
     """
     with (
         _new_folder() as folder,
@@ -87,7 +93,7 @@ def run_check(submission: Submission, limits: Limits = LEARNER, variant: Mapping
         process = None
         try:
             process = _start(folder, output, submission.exercise, secret)
-            ended = _watch(process, folder, output, limits)
+            ended = _watch(process, folder, output, limits, alive)
         finally:
             if process is not None:
                 end_tree(process, secret, adopts=True)
@@ -130,11 +136,16 @@ def _tree(secret: str) -> str:
     return secret[:8]
 
 
-def _watch(process: subprocess.Popen[bytes], folder: Path, output: IO[bytes], limits: Limits) -> Verdict | int:
+def _watch(
+    process: subprocess.Popen[bytes], folder: Path, output: IO[bytes], limits: Limits, alive: Callable[[int], None]
+) -> Verdict | int:
     """Wait for the check; returns its exit code, or a verdict if it exceeded a limit or lost its supervisor."""
     assert process.stdout is not None
-    deadline, said, supervisor = time.monotonic() + limits.seconds, b"", psutil.Process(process.pid)
-    while time.monotonic() < deadline:
+    began, shown, said, supervisor = time.monotonic(), -1, b"", psutil.Process(process.pid)
+    while (seconds := time.monotonic() - began) < limits.seconds:
+        if int(seconds) > shown:
+            shown = int(seconds)
+            alive(shown)
         if select.select([process.stdout], [], [], POLL_SECONDS)[0]:
             said = os.read(process.stdout.fileno(), 16)
             if not said:

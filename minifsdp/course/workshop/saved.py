@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
+from functools import partial
 from pathlib import Path
 
 from minifsdp.course.workshop.copies import answer_in
-from minifsdp.course.workshop.notebook import BLANK, record_verdict
+from minifsdp.course.workshop.notebook import BLANK, record_verdict, show_time
 from minifsdp.course.workshop.process import run_check
 from minifsdp.course.workshop.references import find_reference, is_blank
 from minifsdp.course.workshop.store import Store
@@ -27,5 +29,5 @@ def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
         forced_device()
     if is_blank(submission.cell, ref):
         return f"{exercise} {ref.name}: {BLANK}", False
-    verdict = run_check(submission)
+    verdict = run_check(submission, alive=partial(show_time, exercise) if sys.stdout.isatty() else lambda _: None)
     return record_verdict(submission, verdict, store), verdict.state != "passed"

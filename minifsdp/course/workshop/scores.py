@@ -29,6 +29,7 @@ def enter(name: str, schedule: Any) -> Any:
     from minifsdp.course import plots
     from minifsdp.course.machine.task import LIMIT, SHAPE, ours, try_schedule
 
+    print("recording and replaying your schedule and torch's, which takes about half a minute", flush=True)
     result, references = try_schedule(schedule), ours()
     keep(name, result.seconds, result.reserved, result.problem)
     torch_name = next(each for each in references if each.startswith("torch"))
@@ -38,11 +39,18 @@ def enter(name: str, schedule: Any) -> Any:
         note = f" (does not count: {reached.problem})" if reached.problem else ""
         print(f"    {other}: {1e3 * reached.seconds:.1f} ms in {reached.reserved / GIB:.2f} GiB{note}")
     print(f"    no schedule is below {1e3 * result.bound:.1f} ms: the link is busy all the time")
+    torchs = references[torch_name]
+    longer = 1e3 * (result.seconds - torchs.seconds)
+    compared = (
+        f"{abs(longer):.1f} ms {'longer' if longer > 0 else 'shorter'} than" if abs(longer) >= 0.05 else "as with"
+    )
+    same = compared == "as with" and result.reserved == torchs.reserved  # one row shows both
     return plots.timeline(
-        {torch_name: references[torch_name].run.last_step(), name: result.run.last_step()},
-        title=f"{name}: {verdict}",
+        {**({} if same else {torch_name: torchs.run.last_step()}), name: result.run.last_step()},
+        title=f"{name}: {verdict}" + ("" if result.problem else f", {compared} torch's defaults"),
         says=f"The last step of {SHAPE.name} on {SHAPE.ranks} GPUs, of which the allocator may reserve "
-        f"{LIMIT / GIB:.0f} GiB each. `minifsdp lab score` shows your table.",
+        f"{LIMIT / GIB:.0f} GiB each. Bars are numbered by block, in the encoder and again in the decoder. "
+        "`minifsdp lab score` shows your table.",
         lab="08",
         model=SHAPE.device.name,
     )
