@@ -60,7 +60,7 @@ def three_units() -> Run:
 
 def draw_one_block() -> Figure:
     """Host and streams above; below, in the device's time, whose data the two blocks hold."""
-    figure = canvas(4.6)
+    figure = canvas(4.3)
     axes = figure.subplots()
     spans = sorted(three_units().spans, key=lambda span: span.start)
     over = 1e3 * three_units().done
