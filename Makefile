@@ -54,10 +54,10 @@ build/slides/.ready: $(VENV)/.slides slides/node_modules/.ready $(DECK_SOURCES)
 slides-check: $(READY)
 	$(BIN)/python slides/decks.py --check
 
-# The lectures' PDFs, numbered, in build/release: what to attach to a release.
+# The lectures' PDFs, numbered, to project and with notes, in build/release: what to attach to a release.
 release: build/slides/.ready
 	@mkdir -p build/release
-	n=0; for deck in memory ddp fsdp overlap practice scale; do n=$$((n + 1)); cp build/slides/$$deck.pdf build/release/lecture-$$n-$$deck.pdf; done
+	n=0; for deck in memory ddp fsdp overlap practice scale; do n=$$((n + 1)); for notes in "" -notes; do cp build/slides/$$deck$$notes.pdf build/release/lecture-$$n-$$deck$$notes.pdf; done; done
 
 # The course as a site in build/site, to read without a network; Chromium goes through every page. It needs what `slides` needs.
 site: build/slides/.ready

@@ -3,12 +3,13 @@
 In a deck's Markdown stand, beside Marp's own directives,
 
     {{ figure("stages", "what is to be seen, for who cannot see it") }}
-    {{ claim("C2") }}              at the bottom left: the labs that measure what this slide states
+    {{ claim("C2") }}              at the bottom left: "See lab 00", where this slide's statement is examined; with
+                                   word="Derived", "Derived in lab 00": the lab's number, under a heading of this word
     {{ rung("fsdp") }}             where on the ladder this slide and those after it are: at the top right
     {{ gb(psi) }}                  a number: any name of the deck's `numbers()`, written by one of its functions
 
 Rules: 15 to 30 slides; each has a heading and notes for the speaker, and each but the title its place on the ladder;
-every figure that is drawn is shown; every claim is one of labs/claims.toml.
+every figure that is drawn is shown; every claim is one of labs/claims.toml, and its word one of the lab's headings.
 """
 
 from __future__ import annotations
@@ -105,20 +106,48 @@ def _rung(name: str, where: str = "") -> str:
     return f"<!-- header: '{strip} {where} rung {at + 1} of {len(RUNGS)}: <b>{name}</b>' -->"
 
 
-def _claim(*numbers: str) -> str:
-    """In which labs it is measured: their numbers, and their titles while the line has room."""
+def _claim(*numbers: str, word: str = "") -> str:
+    """The labs to see: their numbers, and their titles while the line has room.
+
+    Args:
+        numbers: of claims.
+        word: "Measured", "Modelled", "Derived", "Computed" or "Counted": how these labs get the slide's number.
+
+    Raises:
+        ValueError: a lab has none of these claims under a heading that begins with the word.
+    """
     claims, titles = tomllib.loads((LABS / "claims.toml").read_text()), _lab_titles()
     labs = sorted({lab for number in numbers for lab in claims[number]["labs"]})
+    for lab in labs if word else ():
+        if not any(heading.startswith(f"{word}:") for number in numbers for heading in _headings(lab, number)):
+            raise ValueError(f"lab {lab} has no heading {word!r} above {' or '.join(numbers)}")
     roomy = sum(len(titles[lab]) + 10 for lab in labs) <= TITLES_ROOM
     parts = [f"<b>lab {lab}</b>" + (f" ({titles[lab]})" if roomy else "") for lab in labs]
-    return f'<div class="claim">Measured in {_listed(parts)}</div>'
+    return f'<div class="claim">{f"{word} in" if word else "See"} {_listed(parts)}</div>'
 
 
 @cache
+def _notebooks() -> dict[str, Any]:
+    """The labs, by number."""
+    read = [json.loads(path.read_text()) for path in LABS.glob("lab*.ipynb")]
+    return {each["metadata"]["minifsdp"]["lab"]: each for each in read}
+
+
 def _lab_titles() -> dict[str, str]:
     """By number."""
-    about = [json.loads(path.read_text())["metadata"]["minifsdp"] for path in LABS.glob("lab*.ipynb")]
-    return {each["lab"]: each["title"] for each in about}
+    return {lab: each["metadata"]["minifsdp"]["title"] for lab, each in _notebooks().items()}
+
+
+def _headings(lab: str, claim: str) -> list[str]:
+    """The heading above each of a lab's cells that belong to a claim."""
+    found, heading = list[str](), ""
+    for cell in _notebooks()[lab]["cells"]:
+        if cell["cell_type"] == "markdown":
+            for line in re.findall(r"^#+ (.*)", "".join(cell["source"]), re.MULTILINE):
+                heading = line
+        if claim in cell["metadata"].get("tags", []):
+            found.append(heading)
+    return found
 
 
 def _listed(parts: list[str]) -> str:

@@ -1,7 +1,8 @@
 """slides/*.md -> decks to show: `python slides/decks.py [--check] [--out FOLDER] [DECK ...]`.
 
 A deck is Markdown for Marp with numbers to be filled in; draw/NAME/ computes them and draws the deck's figures into
-figures/, which are in git. Then Marp makes HTML and PDF, and Chromium looks at every slide: FOLDER/NAME/01.png and on.
+figures/, which are in git. Then Marp makes HTML, a PDF to project, and NAME-notes.pdf with the speaker's notes, and
+Chromium looks at every slide: FOLDER/NAME/01.png and on.
 Exit code 1 if a slide overflows, is empty or asks for anything outside its folder.
 
 `--check` needs neither Node nor Chromium and writes nothing: it fails if a figure is not, byte for byte, what its code
@@ -69,21 +70,22 @@ def unused(decks: Sequence[Deck]) -> list[str]:
 
 
 def build(deck: Deck, out: Path) -> list[str]:
-    """Figures, HTML, PDF and a picture of every slide; returns what is wrong with them."""
+    """Figures, HTML, both PDFs and a picture of every slide; returns what is wrong with them."""
     for path, image in draw_all(deck.figures, SLIDES / "figures").items():
         path.write_bytes(image)
     out.mkdir(parents=True, exist_ok=True)
     shutil.copytree(SLIDES / "figures", out / "figures", dirs_exist_ok=True)
     source = out / f"{deck.name}.md"
     source.write_text(deck.text)
-    for options in (["-o", f"{deck.name}.html"], ["--pdf", "--pdf-notes", "-o", f"{deck.name}.pdf"]):
-        marp(options, source)
+    marp(["-o", f"{deck.name}.html"], source)
+    marp(["--pdf", "-o", f"{deck.name}.pdf"], source)
+    marp(["--pdf", "--pdf-notes", "-o", f"{deck.name}-notes.pdf"], source)
     bare = out / f"{deck.name}.bare.html"
     marp(["--template", "bare", "-o", bare.name], source)
     found = problems(deck) + look(bare, out / deck.name)
     bare.unlink()
     source.unlink()
-    print(f"{deck.name}: {len(deck.slides)} slides, {out / deck.name}.html and .pdf")
+    print(f"{deck.name}: {len(deck.slides)} slides, {out / deck.name}.html, .pdf and -notes.pdf")
     return [f"{deck.name}: {problem}" for problem in found]
 
 

@@ -62,8 +62,8 @@ def copy_slides(slides: Path, out: Path) -> None:
     """The decks and their figures."""
     shutil.copytree(slides / "figures", out / "figures")
     for deck in DECKS:
-        for ending in ("html", "pdf"):
-            shutil.copy(slides / f"{deck}.{ending}", out)
+        for ending in (".html", ".pdf", "-notes.pdf"):
+            shutil.copy(slides / f"{deck}{ending}", out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What was measured and is in git: the ladder's run for the decks, and what the labs print."""
+"""Measurements that are in git: the ladder's runs for the decks, and what the labs print."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ LABS = SLIDES.parent / "labs"
 
 
 @cache
-def ladder_run() -> Any:
-    """The ladder's run, and the machine that it was on."""
-    return json.loads((SLIDES / "measured.json").read_text())
-
-
-def rungs() -> dict[str, dict[str, Any]]:
-    """The ladder's, by name: bytes and messages are the same in every run, seconds are not."""
-    return {rung["name"]: rung for rung in ladder_run()["rungs"]}
+def rungs(ranks: int = 2) -> dict[str, dict[str, Any]]:
+    """The ladder's bytes and messages, by rung, as measure.py wrote them."""
+    runs: Any = json.loads((SLIDES / "measured.json").read_text())["runs"]
+    (run,) = (each for each in runs if each["ranks"] == ranks)
+    return {rung["name"]: rung for rung in run["rungs"]}
 
 
 def told(lab: str, claim: str) -> list[str]:

@@ -64,7 +64,7 @@ def test_a_figure_that_is_not_what_its_code_draws_is_named(tmp_path: Path, monke
     assert "never drawn" in decks.stale(deck)[1]
 
 
-def test_claims_lead_to_the_labs_that_measure_them() -> None:
+def test_claims_lead_to_their_labs() -> None:
     said = compose.Deck("made-up", "{{ claim('C4', 'C2') }}", {}, {}).text
     assert [f"<b>lab {lab}</b>" in said for lab in ("05", "08", "00")] == [True] * 3
     assert all(claim not in said for claim in ("C4", "C2"))
@@ -76,9 +76,17 @@ def test_a_slide_names_its_labs_by_title_while_the_line_has_room() -> None:
     one, many = compose.Deck(
         "made-up", "---\nmarp: true\n---\n{{ claim('C14') }}\n---\n{{ claim('C4', 'C9', 'C21') }}\n", {}, {}
     ).slides
-    assert "Measured in <b>lab 06</b> (Overlap)" in one
+    assert "See <b>lab 06</b> (Overlap)" in one
     assert "(" not in many
     assert "</b> and <b>lab 10a</b>" in many
+
+
+def test_a_slide_takes_its_word_from_the_headings_of_the_lab() -> None:
+    said = compose.Deck("made-up", "{{ claim('C2', word='Derived') }}{{ claim('C43', word='Modelled') }}", {}, {}).text
+    assert "Derived in <b>lab 00</b>" in said
+    assert "Modelled in <b>lab 08</b>" in said
+    with pytest.raises(ValueError, match="lab 08 has no heading 'Measured' above C43"):
+        _ = compose.Deck("made-up", "{{ claim('C43', word='Measured') }}", {}, {}).text
 
 
 def test_a_figure_that_nobody_draws_cannot_be_shown() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from draw.canvas import GIB, MIB, Draw, in_units
-from draw.measured import ladder_run, rungs
+from draw.measured import rungs
 from draw.overlap.allocator import before_retry, draw_blocks, draw_lives, limiter, short
-from draw.overlap.ladder import draw_rungs
+from draw.overlap.held import draw_one_block
+from draw.overlap.ladder import RANKS, draw_rungs
+from draw.overlap.limits import draw_limits
 from draw.overlap.pools import draw_pools
 from draw.overlap.prefetch import draw_issue, draw_unbounded, prefetch_gain
 from draw.overlap.queues import QUEUEING, draw_queue, draw_waits, forward_pieces
+from draw.overlap.rules import draw_rules
 from draw.overlap.runs import DEEP, GPT, big, laptop, race
-from draw.overlap.stall import draw_stall
+from draw.overlap.stall import draw_retry, draw_stall, steps
 from draw.overlap.timelines import draw_backward, draw_frame, draw_held_up, draw_laptop, draw_race, draw_step, forwards
 
 from minifsdp.course.machine.program import STEP
@@ -24,7 +27,7 @@ from minifsdp.course.reference.lab06 import finish_times
 
 def numbers() -> dict[str, Any]:
     """What the deck's text says in numbers."""
-    ddp, limited = rungs()["ddp"], rungs()["fsdp-limit"]
+    ladder, (enough, retried) = rungs(RANKS), steps()
     waiting, _, prefetched = forwards().values()
     ahead = big(DEEP, "BACKWARD_PRE")
     states = dict.fromkeys(BLOCK_COLOURS, 0)
@@ -53,10 +56,9 @@ def numbers() -> dict[str, Any]:
         "deep": {k: big(DEEP, k) for k in ("k = 1", "k = 2", "k = 3", "BACKWARD_PRE")},
         "states": states,
         "limiter": {name.removesuffix("-like"): limiter(SHAPES[name]) for name in SHAPES if name != GPT.name},
-        "memory": 1 - limited["bytes"]["peak"] / ddp["bytes"]["peak"],
-        "time": limited["milliseconds"] / ddp["milliseconds"] - 1,
-        "cores": ladder_run()["cores"],
-        "cpu": ladder_run()["cpu"],
+        "stall": {"without": enough.seconds, "with": retried.seconds},
+        "four": {name: rung["bytes"]["peak"] for name, rung in ladder.items()},
+        "sent": {name: rung["sent"] for name, rung in ladder.items()},
         "gpu": GPT.device.name,
     }
 
@@ -71,12 +73,15 @@ FIGURES: dict[str, Draw] = {
     "overlap-backward": draw_backward,
     "overlap-held-up": draw_held_up,
     "overlap-unbounded": draw_unbounded,
+    "overlap-rules": draw_rules,
     "overlap-pools": draw_pools,
     "overlap-lives": lambda: draw_lives("BACKWARD_PRE"),
     "overlap-blocks": draw_blocks,
     "overlap-stall": draw_stall,
+    "overlap-retry": draw_retry,
     "overlap-limited": lambda: draw_lives("k = 2"),
-    "overlap-gaps": lambda: draw_frame(2),
     "overlap-frame": draw_frame,
+    "overlap-limits": draw_limits,
     "overlap-rungs": draw_rungs,
+    "overlap-one-block": draw_one_block,
 }

@@ -106,7 +106,7 @@ def draw_lives(name: str) -> Figure:
     axes.set_xlabel(f"ms; modelled, not measured: {DEEP.recorded} blocks of {GPT.name}, A100")
     last = 1e3 * max(freed for _, (_, freed, _) in found)
     handles = [Patch(color=TAG_COLOURS["unsharded"]), Patch(**STILL_READ)]
-    words = [f"held by the host, the last until {last:,.0f} ms", "freed, still to be read"]
+    words = [f"held by the host, until {last:,.0f} ms", "freed, still to be read"]
     axes.legend(handles, words, loc="upper right", borderaxespad=0, handlelength=1.4)
     return figure
 
@@ -127,8 +127,9 @@ def draw_blocks() -> Figure:
                 size = block.size / GIB
                 axes.add_patch(Rectangle((left, height - 0.4), size, 0.8, facecolor=BLOCK_COLOURS[block.state]))
                 left, held[block.state] = left + size, held[block.state] + size
-            frame: Any = {"fill": False, "edgecolor": INK, "linewidth": 1.4}
-            axes.add_patch(Rectangle((begin, height - 0.4), left - begin, 0.8, **frame))
+            if left - begin > 0.5:  # the frames of small segments would be one black area
+                frame: Any = {"fill": False, "edgecolor": INK, "linewidth": 1.4}
+                axes.add_patch(Rectangle((begin, height - 0.4), left - begin, 0.8, **frame))
             left += 0.06
         at = 0.0
         for state, size in ((state, size) for state, size in held.items() if size > 0.1):
@@ -137,7 +138,7 @@ def draw_blocks() -> Figure:
             axes.text(at, height - 0.5, text, va="top", color=colour, fontweight="bold")
             at += 0.43 * len(text) + 0.8
     bare(axes, heights, 30.5, -1.0, 2.15)
-    axes.text(12.5, 1.7, "a frame is a segment", color=SOFT, va="center")
+    axes.text(12.5, 1.7, "a frame is a large segment", color=SOFT, va="center")
     axes.spines["bottom"].set_visible(True)
     axes.set_xticks(range(0, 31, 5))
     axes.set_xlabel(f"GiB; modelled, not measured: {DEEP.recorded} blocks of {GPT.name}, {SHORT.name}")

@@ -1,48 +1,42 @@
-"""Time and memory of every rung of the ladder."""
+"""Memory and traffic of every rung of the ladder."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from draw.canvas import MIB, canvas
-from draw.measured import ladder_run, rungs
+from draw.measured import rungs
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import LINE, SOFT, STRATEGY_COLOURS, as_text
+from minifsdp.course.plots.palette import INK, SOFT, STRATEGY_COLOURS, ink_on
 
-COLOURS = {"ddp": STRATEGY_COLOURS["DDP"], "zero": STRATEGY_COLOURS["ZeRO-2"], "fsdp": STRATEGY_COLOURS["FSDP"]}
-PLACES = {  # of names, in MiB and ms, away from the points
-    "fsdp": (25.2, 112),
-    "fsdp-overlap": (28.6, 124),
-    "fsdp-limit": (31.0, 106),
-    "fsdp-prefetch": (35.0, 94),
-    "fsdp-grad-op": (36.5, 46),
-    "zero2": (27.6, 46),
-    "zero1": (31.6, 46),
-    "ddp-bucketed": (40.9, 84),
-    "ddp-naive": (39.4, 150),
-    "ddp": (46.5, 52),
+RANKS = 4
+COLOURS = {
+    "ddp": STRATEGY_COLOURS["DDP"],
+    "zero1": STRATEGY_COLOURS["ZeRO-1"],
+    "zero2": STRATEGY_COLOURS["ZeRO-2"],
+    "fsdp-grad-op": STRATEGY_COLOURS["SHARD_GRAD_OP"],
+    "fsdp": STRATEGY_COLOURS["FSDP"],
 }
 
 
 def draw_rungs() -> Figure:
-    """Milliseconds of a step and peak memory of a rank, for every rung of the ladder."""
-    figure = canvas(4.7)
+    """Peak memory of a rank on every rung, and the bytes that it sends in a step."""
+    figure = canvas(4.9)
     axes = figure.subplots()
-    for name, rung in rungs().items():
-        at = (rung["bytes"]["peak"] / MIB, rung["milliseconds"])
-        colour = next(colour for begin, colour in COLOURS.items() if name.startswith(begin))
-        lead: Any = {"arrowstyle": "-", "color": colour, "linewidth": 1.2, "shrinkA": 2, "shrinkB": 6}
-        look: Any = {"ha": "center", "va": "center", "color": as_text(colour), "arrowprops": lead}
+    found = rungs(RANKS)
+    most = max(rung["bytes"]["peak"] for rung in found.values()) / MIB
+    for place, (name, rung) in enumerate(found.items()):
+        peak, colour = rung["bytes"]["peak"] / MIB, next(c for begin, c in COLOURS.items() if name.startswith(begin))
         weight = "bold" if name in ("ddp", "fsdp-limit") else "normal"
-        axes.annotate(name, at, PLACES[name], fontweight=weight, **look)
-        axes.plot(*at, "o", color=colour, markeredgecolor="white", markersize=15 if weight == "bold" else 11)
-    axes.text(
-        24.3, 4, f"no GPU: a CPU of {ladder_run()['cores']} cores, 2 ranks, the ladder's model", color=SOFT, va="bottom"
-    )
-    axes.grid(color=LINE)
-    axes.set_xlabel("peak MiB per rank in a step")
-    axes.set_ylabel("ms per step")
-    axes.set_ylim(0, 165)
-    axes.set_xlim(24, 48)
+        axes.barh(place, peak, 0.82, color=colour)
+        axes.text(
+            peak - 0.4, place, f"{peak:.1f}", va="center_baseline", ha="right", color=ink_on(colour), fontweight=weight
+        )
+        axes.text(1.22 * most, place, f"{rung['sent'] / MIB:.1f}", va="center_baseline", ha="right", fontweight=weight)
+    axes.set_yticks(range(len(found)), list(found))
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.invert_yaxis()
+    axes.text(0, -0.72, "MiB per rank at the peak of a step", color=SOFT, va="bottom")
+    axes.text(1.22 * most, -0.72, "MiB sent", color=SOFT, va="bottom", ha="right")
+    axes.set(xlim=(0, 1.22 * most), xticks=[], ylim=(len(found) - 0.45, -0.6))
+    axes.spines[["left", "bottom"]].set_visible(False)
     return figure

@@ -99,7 +99,8 @@ def draw_unbounded() -> Figure:
         axes.plot([size / MIB for size in sizes], drawstyle="steps-post", color=colour, linewidth=3)
         most = max(sizes) / MIB
         says = f"{label}: {most:.1f} MiB"
-        axes.text(len(sizes) * place, most, says, color=as_text(colour), va="center", fontweight="bold")
+        on_paper: Any = {"facecolor": "white", "edgecolor": "none", "pad": 2}
+        axes.text(len(sizes) * place, most, says, color=as_text(colour), va="center", fontweight="bold", bbox=on_paper)
     for phase in ("forward", "backward", "optimizer"):
         axes.text(begins[phase], -0.03, phase, va="top", transform=axes.get_xaxis_transform())
     axes.set_xlim(0, 1.14 * len(sizes))

@@ -58,7 +58,7 @@ def draw_queue() -> Figure:
 
 def draw_waits() -> Figure:
     """Three streams over a step of two units, and the four kinds of places at which one waits for another."""
-    figure = canvas(3.4)
+    figure = canvas(3.2)
     axes = figure.subplots()
     pieces: list[Any] = [
         Piece("step", "compute", 1.5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -19,27 +20,57 @@ from minifsdp.course.plots.palette import BLOCK_COLOURS, INK, LANE_COLOURS, OUTC
 from minifsdp.course.watch.timeline import Span
 
 WRONG = OUTCOME_COLOURS["wrong"]
+MODEL = f"{T5.recorded} + {T5.recorded} blocks of {T5.name}, A100"
+
+
+@cache
+def steps() -> tuple[Run, Run]:
+    """The same program with enough memory, and with so little that a retry stalls the device."""
+    recorded = T5.record(SCHEDULES["BACKWARD_PRE"])
+    return replay(recorded, PLENTY), replay(recorded, T5.hardware)
 
 
 def draw_stall() -> Figure:
-    """A step with memory enough, the same program where a retry stops the device, and the memory of the second."""
-    recorded = T5.record(SCHEDULES["BACKWARD_PRE"])
-    enough, short = replay(recorded, PLENTY), replay(recorded, T5.hardware)
-    figure = canvas(5.2)
-    panels = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3.6, 3))
-    for panel, run in zip(panels, (enough, short), strict=False):
-        draw_lanes(panel, merged(last_step(run)), 1e3 * short.seconds, ["host", *LANES], numbered=False)
-        panel.spines["bottom"].set_visible(False)
-        panel.tick_params(axis="x", length=0)
-    panels[0].set_title(f"{enough.peak('reserved') / GIB:.1f} GiB: {1e3 * enough.seconds:.0f} ms")
-    panels[1].set_title(f"{T5.hardware.capacity / GIB:.1f} GiB, a retry: {1e3 * short.seconds:.0f} ms")
+    """A step in which an allocation fails, and its memory."""
+    _, run = steps()
+    figure = canvas(4.9)
+    panels = figure.subplots(2, 1, sharex=True, height_ratios=(4.2, 3))
+    _draw_step(panels[0], run, run.seconds)
     name_messages(panels[0])
-    name_waits(panels[1], short)
-    draw_memory(panels[2], short)
-    for panel in panels[1:]:
-        panel.axvline(1e3 * flush(short)[0], color=WRONG, linewidth=2.4, linestyle="--")
-    panels[2].set_xlabel(f"ms; modelled, not measured: {T5.recorded} + {T5.recorded} blocks of {T5.name}, A100")
+    name_waits(panels[0], run)
+    draw_memory(panels[1], run)
+    for panel in panels:
+        panel.axvline(1e3 * flush(run)[0], color=WRONG, linewidth=2.4, linestyle="--")
+    panels[1].set_xlabel(f"ms; modelled, not measured: {MODEL}")
     return figure
+
+
+def draw_retry() -> Figure:
+    """The step with enough memory, and the one with a retry, on one axis."""
+    enough, short = steps()
+    figure = canvas(4.4)
+    panels = figure.subplots(2, 1, sharex=True)
+    for panel, run in zip(panels, (enough, short), strict=True):
+        _draw_step(panel, run, short.seconds)
+        memory = run.peak("reserved") if run is enough else T5.hardware.capacity
+        retry = "" if run is enough else ", a retry"
+        panel.set_title(f"{memory / GIB:.1f} GiB{retry}: {1e3 * run.seconds:.0f} ms")
+    name_messages(panels[0])
+    begin, end = 1e3 * idle_since(short), 1e3 * flush(short)[1]
+    panels[1].text((begin + end) / 2, 0.5, "idle", ha="center", va="center_baseline", color=WRONG, fontweight="bold")
+    wait = max((span for span in merged(last_step(short)) if span.lane == "wait"), key=lambda span: span.duration)
+    middle, ink = 1e3 * (wait.start + wait.duration / 2), ink_on(LANE_COLOURS["wait"])
+    panels[1].text(middle, 2, "the host waits", ha="center", va="center_baseline", color=ink)
+    panels[1].spines["bottom"].set_visible(True)
+    panels[1].tick_params(axis="x", length=4)
+    panels[1].set_xlabel(f"ms; modelled, not measured: {MODEL}")
+    return figure
+
+
+def _draw_step(panel: Axes, run: Run, longest: float) -> None:
+    draw_lanes(panel, merged(last_step(run)), 1e3 * longest, ["host", *LANES], numbered=False)
+    panel.spines["bottom"].set_visible(False)
+    panel.tick_params(axis="x", length=0)
 
 
 def merged(spans: list[Span]) -> list[Span]:
@@ -68,12 +99,18 @@ def name_waits(panel: Axes, run: Run) -> None:
             middle = 1e3 * (wait.start + wait.duration / 2)
             panel.text(middle, 2, text, ha="center", va="center_baseline", color=ink_on(LANE_COLOURS["wait"]))
     begin, end = (1e3 * each for each in flush(run))
+    middle = (1e3 * idle_since(run) + end) / 2
+    panel.text(middle, 0.5, "the device is idle", ha="center", va="center_baseline", color=WRONG, fontweight="bold")
     bracket = {"arrowstyle": "|-|,widthA=0.35,widthB=0.35", "color": INK, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
-    panel.annotate("", (begin, 2.62), (end, 2.62), arrowprops=bracket)
-    idle = 1e3 * max(span.end for span in spans if span.lane in LANES and 1e3 * span.end < end)
-    says = "device synchronized,\ncached memory given\nback, host waits"
-    panel.text((idle + end) / 2, 0.53, says, ha="center", va="center", linespacing=1)
-    panel.set_ylim(-0.5, 2.75)
+    panel.annotate("", (begin, 2.72), (end, 2.72), arrowprops=bracket)
+    panel.text((begin + end) / 2, 2.9, "synchronize, free the cache", ha="center", va="bottom")
+    panel.set_ylim(-0.5, 3.7)
+
+
+def idle_since(run: Run) -> float:
+    """When the device has done all that was queued before the cached memory is given back."""
+    end = flush(run)[1]
+    return max(span.end for span in last_step(run) if span.lane in LANES and span.end < end)
 
 
 def draw_memory(panel: Axes, run: Run) -> None:

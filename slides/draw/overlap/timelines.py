@@ -139,18 +139,17 @@ def mark_gaps(panel: Axes, spans: Sequence[Span], lane: int, since: float = 0.0,
 def draw_held_up() -> Figure:
     """A forward whose host is held up in every unit, beside one that runs ahead, and with forward prefetch."""
     rows = {f"{name}: {step_of(spans):.2f} ms": spans for name, spans in forwards().items()}
-    return timeline(rows, 5.2, f"the course's model, {LINKED.name}", ["host", *LANES], ["all-gather"])
+    return timeline(rows, 4.95, f"the course's model, {LINKED.name}", ["host", *LANES], ["all-gather"])
 
 
-def draw_frame(shown: int = 3) -> Figure:
-    """What prefetch and the limit each do to host, compute and communication of one step: so many of three rows."""
+def draw_frame() -> Figure:
+    """What prefetch and the limit each do to host, compute and communication of one step."""
     names = {"no prefetch": "no prefetch", "prefetch": "BACKWARD_PRE", "prefetch, limit of two": "k = 2"}
-    runs = {name: big(GPT, schedule) for name, schedule in list(names.items())[:shown]}
+    runs = {name: big(GPT, schedule) for name, schedule in names.items()}
     figure = timeline({name: last_step(run) for name, run in runs.items()}, 5.2, GPT_ON, ["host", *LANES])
     for panel, (name, run) in zip(figure.axes, runs.items(), strict=True):
         panel.set_title(f"{name}: {1e3 * run.seconds:.0f} ms, {run.peak('reserved') / GIB:.0f} GiB reserved")
-        if panel is figure.axes[-1] or shown < 3:
-            name_phases(panel, *turn(run))
+    name_phases(figure.axes[-1], *turn(runs["prefetch, limit of two"]))
     first = runs["no prefetch"]
     begin, end = turn(first)
     mark_gaps(figure.axes[0], last_step(first), 1, begin, end - 1)  # the last reductions are no gap

@@ -7,6 +7,7 @@ from typing import Any
 from draw.canvas import GB, MIB, Draw, in_units
 from draw.practice.accumulation import draw_accumulation
 from draw.practice.checkpoints import commit_calls, draw_recomputed, draw_rows
+from draw.practice.choices import draw_reasons, draw_schedule, draw_tools
 from draw.practice.construction import draw_construction
 from draw.practice.hybrid import draw_decisions, draw_hybrid, draw_leaves
 from draw.practice.model import RANKS, elements
@@ -47,4 +48,7 @@ FIGURES: dict[str, Draw] = {
     "practice-hybrid": draw_hybrid,
     "practice-leaves": draw_leaves,
     "practice-decisions": draw_decisions,
+    "practice-reasons": draw_reasons,
+    "practice-schedule": draw_schedule,
+    "practice-tools": draw_tools,
 }

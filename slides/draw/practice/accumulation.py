@@ -55,7 +55,7 @@ def accumulated(communicate: bool) -> list[tuple[str, int]]:
 
 def draw_accumulation() -> Figure:
     """Bytes of gradients at each message of three micro-batches, with communication and without."""
-    figure = canvas(5.1)
+    figure = canvas(4.8)
     rows = figure.subplots(2, sharex=True, sharey=True)
     for row, (name, log) in zip(rows, accumulations().items(), strict=True):
         held = [size / MIB for _, size in log]

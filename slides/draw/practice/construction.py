@@ -56,7 +56,7 @@ def shard(module: nn.Module, ledger: Ledger) -> nn.Parameter:
 
 def draw_construction() -> Figure:
     """Memory of rank 0 of 8 from nothing to the last shard."""
-    figure = canvas(4.9)
+    figure = canvas(4.8)
     panels = figure.subplots(1, 2, sharey=True)
     for panel, (name, (curve, peak, whole)) in zip(panels, constructions().items(), strict=True):
         areas(panel, curve, MIB)

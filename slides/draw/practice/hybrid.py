@@ -31,7 +31,7 @@ ALL_REDUCE = COLLECTIVE_COLOURS["all-reduce"]
 
 def draw_hybrid() -> Figure:
     """Eight ranks on two hosts: rows are sharding groups, columns are replica groups."""
-    figure, axes = bare(5.0, 7.2, 4.75, left=-0.75, bottom=0.25)
+    figure, axes = bare(4.8, 7.2, 4.75, left=-0.75, bottom=0.25)
     factor = 4
     sharding, replicas = plan_groups(RANKS, factor)
     round_corners = "round,pad=0,rounding_size=0.12"
@@ -78,7 +78,7 @@ def draw_hybrid() -> Figure:
 
 def draw_leaves() -> Figure:
     """What all ranks of a host send to other hosts in a step, by sharding factor."""
-    figure = canvas(4.9)
+    figure = canvas(4.8)
     panels = figure.subplots(1, 2, sharey=True, width_ratios=(3, 6))
     units = [2 * sum(unit) for unit in sizes_of(large()).units]
     clusters = (("2 hosts of 2", 4, 2, (1, 2, 4)), ("8 hosts of 8", 64, 8, (1, 2, 4, 8, 16, 64)))
@@ -113,10 +113,10 @@ def draw_decisions() -> Figure:
         "more ranks": PALE,
         "split layers": LINE,
     }
-    figure, axes = bare(5.2, 4.0, len(lines) + 0.75, left=-1.05)
+    figure, axes = bare(4.95, 4.0, len(lines) + 1.3, left=-1.05)
     columns = [slice(30 + 25 * place, 55 + 25 * place) for place in range(4)]
     for place, column in enumerate(columns):
-        axes.text(place + 0.5, len(lines) + 0.2, _short(head[column]), ha="center", color=SOFT)
+        axes.text(place + 0.5, len(lines) + 0.15, _short(head[column]), ha="center", va="bottom", color=SOFT)
     for row, line in enumerate(lines):
         bottom = len(lines) - 1 - row
         axes.text(-0.04, bottom + 0.5, _short(line[:30]), ha="right", va="center")
@@ -130,7 +130,7 @@ def draw_decisions() -> Figure:
 
 def _short(text: str) -> str:
     """A heading of the lab's table, for a narrow column."""
-    words = {" billion": " B", " parameters": "", "context 131,072": "long context", "the same, ": "8 × 8 "}
+    words = {" billion": " B", " parameters": "", "context 131,072": "long context", "the same, ": "8 hosts of 8, "}
     for word, short in words.items():
         text = text.replace(word, short)
-    return re.sub(r"(\d+) hosts of (\d+),?", r"\1 × \2", text).strip()
+    return re.sub(r"(\d+) hosts of (\d+),? ", r"\1 hosts × \2\n", text).strip()

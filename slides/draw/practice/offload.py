@@ -12,7 +12,7 @@ from minifsdp.course.plots.palette import INK, LANE_COLOURS, SOFT, TAG_COLOURS, 
 
 def draw_offload() -> Figure:
     """Model state on the device at three moments, without offload and with it; below, the bytes over the bus."""
-    figure = canvas(4.4)
+    figure = canvas(4.2)
     psi, root, _ = elements()
     shard = 4 * psi // RANKS
     kept = {"parameters": shard, "optimizer": 2 * shard}

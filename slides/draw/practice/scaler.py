@@ -70,7 +70,7 @@ def scaled(decide: Callable[[Optimizer, float, comm.Group], float]) -> list[tupl
 
 def draw_scaler() -> Figure:
     """Steps of two ranks, one of which sees an infinity: each decides alone, or all decide together."""
-    figure, axes = bare(5.0, 12.0, 4.7, left=-1.35, bottom=-0.35)
+    figure, axes = bare(4.8, 12.0, 4.7, left=-1.35, bottom=-0.35)
     for panel, (title, ranks) in enumerate(verdicts().items()):
         left = 6.3 * panel
         axes.text(left, 4.7, title, va="top", fontweight="bold")

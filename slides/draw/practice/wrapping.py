@@ -99,8 +99,8 @@ def tuned() -> dict[str, tuple[int, int]]:
 
 def draw_policies() -> Figure:
     """The parameters of one model in the units that each policy makes of it."""
-    figure, axes = bare(5.0, 1.82, 5.8, left=-0.3, bottom=-0.6)
-    heads = ("units", "mes-\nsages", "unsharded\nat the peak")
+    figure, axes = bare(4.8, 1.82, 5.8, left=-0.3, bottom=-0.6)
+    heads = ("units", "messages", "unsharded\nat the peak")
     for place, head in enumerate(heads):
         axes.text(1.13 + (0.0, 0.31, 0.67)[place], 5.0, head, ha="right", va="bottom", color=SOFT)
     for number, (name, policy) in enumerate(POLICIES.items()):

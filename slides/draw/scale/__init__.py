@@ -10,15 +10,16 @@ from draw.measured import told
 from draw.scale.cut_layers import draw_block, draw_f_g, draw_sequence, draw_vocabulary
 from draw.scale.cuts import draw_chunks, draw_padding, starts
 from draw.scale.held import draw_held, draw_queues, peaks
+from draw.scale.kinds import draw_dtypes, draw_subclass
 from draw.scale.life import draw_life, draw_reshard
+from draw.scale.mesh import draw_mesh
+from draw.scale.prefetching import draw_ahead
 from draw.scale.product import draw_product
 from draw.scale.rows import draw_pack, draw_rows
+from draw.scale.states import both, draw_added, draw_checkpoints
 from draw.scale.tensor import SPEEDS, draw_activations, draw_node
 
-from minifsdp.course.ladder import closed_form
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.per_parameter import fsdp2
-from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.fsdp2.cut import Cut
 
 SETTINGS = Settings()  # the ladder's model
@@ -26,15 +27,14 @@ SETTINGS = Settings()  # the ladder's model
 
 def numbers() -> dict[str, Any]:
     """What the deck's text says in numbers."""
-    sizes, setting = sizes_of(SETTINGS.model()), closed_form.Setting(2)
-    each = fsdp2(sizes.shapes, sizes.head, setting, ahead=1, limited=True, holds=False)
+    flat, each = both()
     head = SETTINGS.model().head.weight.shape
     return {
         "head": {"whole": list(head), "mine": list(Cut(head, 0, 2).local(0))},
         "count": lambda value: f"{value:,}",
         "starts": starts(),
         "lab": _flat_and_yours(),
-        "flat": closed_form.fsdp(sizes.units, setting),
+        "flat": flat,
         "each": each,
         "peaks": peaks(),
         "even": _even_tokens,
@@ -73,4 +73,10 @@ FIGURES: dict[str, Draw] = {
     "scale-sequence": draw_sequence,
     "scale-activations": draw_activations,
     "scale-node": draw_node,
+    "scale-mesh": draw_mesh,
+    "scale-ahead": draw_ahead,
+    "scale-dtypes": draw_dtypes,
+    "scale-subclass": draw_subclass,
+    "scale-checkpoints": draw_checkpoints,
+    "scale-added": draw_added,
 }

@@ -71,20 +71,21 @@ def _share(shapes: list[tuple[int, ...]], ranks: int, itemsize: int) -> float:
 
 def draw_padding() -> Figure:
     """Padding over the number of ranks, for the lab's odd block and for one of an even width."""
-    figure = canvas(4.7)
+    figure = canvas(3.7)
     axes = figure.subplots()
     powers = [2**k for k in range(1, 11)]
     even = Settings(layers=1, width=1024, context=16)
     for (name, settings), colour in zip({"width 105": LAB, "width 1,024": even}.items(), SERIES_COLOURS, strict=False):
         shapes = [tuple(p.shape) for p in settings.model().blocks[0].parameters()]
         shares = [100 * _share(shapes, ranks, 4) for ranks in powers]
-        axes.plot(powers, shares, "o-", color=colour)
-        look = {"color": as_text(colour), "fontweight": "bold"}
-        say(axes, powers[-1] * 1.15, shares[-1], name, ha="left", **look)
+        axes.plot(powers, shares, "o-", color=colour, clip_on=False)
+        say(axes, powers[-1] * 1.2, max(shares[-1], 45), name, ha="left", color=as_text(colour), fontweight="bold")
     axes.set_xscale("log", base=2)
     axes.set_xticks(powers, [f"{ranks:,}" for ranks in powers])
-    axes.set_xlim(1.7, 6000)
+    axes.set_xlim(1.7, 1200)
+    axes.set_ylim(0, 490)
+    axes.set_yticks([0, 200, 400], ["0", "200 %", "400 %"])
     axes.set_xlabel("ranks")
-    axes.set_ylabel("padding, % of the block's bytes")
+    axes.set_ylabel("padding")
     axes.grid(axis="y")
     return figure

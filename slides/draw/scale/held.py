@@ -23,6 +23,7 @@ from minifsdp.fsdp import PrefetchSchedule
 from minifsdp.fsdp2 import Held, Recorded, fully_shard, use_schedule
 
 SETTINGS = Settings(ranks=2, layers=8, width=128)
+STEPS = 4  # as in lab 12: by then the allocator's cache is as large as it gets
 SLOW = replace(  # so that the host of a small model runs far ahead
     A100,
     flops={dtype: flops / 400 for dtype, flops in A100.flops.items()},
@@ -48,51 +49,45 @@ def _record() -> dict[str, Any]:
     batch = next(SETTINGS.batches())
     ways = {
         "record_stream": partial(_build, keeper=Recorded),
-        "record_stream, k = 2": _limited,
+        "record_stream, limit of 2": _limited,
         "held": partial(_build, keeper=Held),
     }
-    return {name: record_steps(partial(build, SETTINGS.model()), batch) for name, build in ways.items()}
+    return {name: record_steps(partial(build, SETTINGS.model()), batch, STEPS) for name, build in ways.items()}
 
 
 @cache
 def peaks() -> dict[str, dict[str, float]]:
-    """MiB by way: allocated, active and reserved, each at most; and the step's seconds."""
+    """By way the peak MiB reserved, the most MiB freed and still in use at one moment, and the step's seconds."""
     with patch.dict("os.environ", MINIFSDP_DEVICE="cpu"):
-        programs = launch(_record, 2, backend="gloo")[0]
+        programs = launch(_record, 2, backend="gloo", timeout=300)[0]
     found = {}
     for name, program in programs.items():
         run = replay(program, SLOW)
         assert not run.hazards
-        found[name] = {what: run.peak(what) / MIB for what in ("allocated", "active", "reserved")}
-        found[name]["seconds"] = run.seconds
+        waiting = max(sample.active - sample.allocated for sample in run.memory)
+        found[name] = {"waiting": waiting / MIB, "reserved": run.peak("reserved") / MIB, "seconds": run.seconds}
     return found
 
 
 def draw_held() -> Figure:
-    """Memory that waits for a reader, and what the allocator has reserved, for three ways."""
-    figure = canvas(4.4)
-    panels = figure.subplots(1, 2, sharey=True)
+    """Memory that waits for a reader, what the allocator has reserved, and a step's time, for three ways."""
+    figure = canvas(3.9)
+    panels = figure.subplots(1, 3, sharey=True)
     found = peaks()
-    for axes, title, values in (
-        (panels[0], "freed, still in use, MiB", [row["active"] - row["allocated"] for row in found.values()]),
-        (panels[1], "reserved, MiB", [row["reserved"] for row in found.values()]),
+    for axes, title, says, values, colour in (
+        (panels[0], "freed, still in use\n(at one moment)", "{:.1f} MiB", "waiting", BLOCK_COLOURS["waiting"]),
+        (panels[1], "reserved\n(peak)", "{:.0f} MiB", "reserved", BLOCK_COLOURS["in use"]),
+        (panels[2], "a step\ntakes", "{:.1f} ms", "seconds", LANE_COLOURS["compute"]),
     ):
-        colour = BLOCK_COLOURS["waiting" if axes is panels[0] else "in use"]
-        axes.barh(range(len(values)), values, 0.56, color=colour)
-        for place, value in enumerate(values):
-            say(
-                axes,
-                value + max(values) * 0.02,
-                place,
-                f"{value:.2f}" if axes is panels[0] else f"{value:.0f}",
-                ha="left",
-            )
-        axes.set_title(title, pad=14)
-        axes.set_xlim(0, max(values) * 1.25)
-        axes.set_xticks([])
+        sizes = [row[values] * (1e3 if values == "seconds" else 1) for row in found.values()]
+        axes.barh(range(len(sizes)), sizes, 0.56, color=colour)
+        for place, size in enumerate(sizes):
+            say(axes, size + max(sizes) * 0.03, place, says.format(size), ha="left")
+        axes.set_title(title)
+        axes.set(xlim=(0, max(sizes) * 1.6), xticks=[])
         axes.spines["bottom"].set_visible(False)
         axes.tick_params(axis="y", length=0, labelcolor=INK)
-    panels[0].set_yticks(range(len(found)), list(found))
+    panels[0].set_yticks(range(len(found)), [name.replace(", ", "\n") for name in found])
     panels[0].invert_yaxis()
     return figure
 

@@ -22,7 +22,7 @@ def draw_life() -> Figure:
     """One unit over a step: its memory, and under it what computes and what travels."""
     figure = canvas(4.9)
     memory, lanes = figure.subplots(2, 1, sharex=True, height_ratios=(2.6, 1))
-    piece = 0.27
+    piece = 0.42
     times = [0.0, 0.3, 2.3, 2.9, 4.9, 6.9, 8.9, 9.5, 10.1, 12.7, 13.4, 17.2, 17.6]
     steps = {  # from each time on: rows, whole, leaf gradients, packed gradients, mean
         "rows": [0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0],
@@ -43,17 +43,17 @@ def draw_life() -> Figure:
     for name in order:
         running = [low + high for low, high in zip(running, layers[name], strict=True)]
         memory.step(times, running, where="post", color="white", lw=1)
-    say(memory, 1.3, 0.78, "rows", color=ink_on(shades["rows"]))
-    say(memory, 3.9, 0.78, "whole", color=BLACK)
+    say(memory, 1.3, 0.5 + piece, "rows", color=ink_on(shades["rows"]))
+    say(memory, 3.9, 0.5 + piece, "whole", color=BLACK)
     say(memory, 5.9, piece / 2, "the pieces", color=ink_on(shades["pieces"]))
-    say(memory, 7.9, 0.78, "rows", color=ink_on(shades["rows"]))
-    say(memory, 11.1, 0.78, "whole", color=BLACK)
-    say(memory, 11.4, 1.78, "gradients", color=ink_on(shades["leaves"]))
-    say(memory, 15.3, 1.04, "packed", color=ink_on(shades["packed"]))
+    say(memory, 7.9, 0.5 + piece, "rows", color=ink_on(shades["rows"]))
+    say(memory, 11.1, 0.5 + piece, "whole", color=BLACK)
+    say(memory, 11.4, 1.5 + piece, "gradients", color=ink_on(shades["leaves"]))
+    say(memory, 15.3, 0.5 + 2 * piece, "packed", color=ink_on(shades["packed"]))
     for x, text in ((2.6, "copy\nout"), (9.2, "copy\nout"), (13.05, "pack")):
-        say(memory, x, 2.92, text)
-    memory.set_ylim(0, 3.3)
-    memory.set_yticks([piece, 1 + piece, 2 + piece], ["P/N", "P + P/N", "2P + P/N"])
+        say(memory, x, 3.28, text)
+    memory.set_ylim(0, 3.7)
+    memory.set_yticks([0, piece, 1 + piece, 2 + piece], ["0", "P/N", "P + P/N", "2P + P/N"])
     for start, stop, lane, colour, text in (
         (0.3, 2.3, 0, GATHER, "gather"),
         (2.9, 4.9, 1, LANE_COLOURS["compute"], "forward"),
@@ -77,22 +77,27 @@ def draw_life() -> Figure:
 
 def draw_reshard() -> Figure:
     """On 64 ranks in hosts of 8: parameters kept from forward to backward, and where backward gathers from."""
-    figure = canvas(4.2)
+    figure = canvas(3.7)
     axes = figure.subplots()
-    ranks = 64
-    choices = {"True": 1 / ranks, "8": 1 / ranks + 1 / 8, "False": 1 / ranks + 1}
-    notes = {"True": "gathers from 64 ranks", "8": "gathers from 8, inside the host", "False": "gathers nothing"}
-    for place, (name, kept) in enumerate(choices.items()):
-        axes.barh(place, 1 / ranks, 0.56, color=TAG_COLOURS["parameters"])
-        axes.barh(place, kept - 1 / ranks, 0.56, left=1 / ranks, color=TAG_COLOURS["unsharded"])
-        inside = kept > 0.9
-        if inside:
-            say(axes, 0.5, place, f"{kept:.3f}; backward {notes[name]}", color=ink_on(TAG_COLOURS["unsharded"]))
+    ranks, per_host = 64, 8
+    choices = {
+        "True": (0, "backward gathers from 64 ranks"),
+        "8": (1 / per_host, "from 8, inside the host"),
+        "False": (1, "backward gathers nothing"),
+    }
+    for place, (more, says) in enumerate(choices.values()):
+        whole = TAG_COLOURS["unsharded"]
+        axes.barh(place, 1 / ranks, 0.6, color=TAG_COLOURS["parameters"])
+        axes.barh(place, more, 0.6, left=1 / ranks, color=whole)
+        says = f"{says}: keeps {1 / ranks + more:.3f}"
+        if more == 1:
+            say(axes, 0.5, place, says, color=ink_on(whole))
         else:
-            say(axes, kept + 0.01, place, f"{kept:.3f}; backward {notes[name]}", ha="left")
+            say(axes, 1 / ranks + more + 0.01, place, says, ha="left")
     axes.set_yticks(range(len(choices)), list(choices))
     axes.invert_yaxis()
-    axes.set_xlabel("a unit's parameters per rank between forward and backward (1: whole)")
+    axes.set_xticks([0, 0.5, 1])
+    axes.set_xlabel("part of a unit that a rank keeps from forward to backward")
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_xlim(0, 1.05)
     return figure
