@@ -8,8 +8,9 @@ In a deck's Markdown stand, beside Marp's own directives,
     {{ rung("fsdp") }}             where on the ladder this slide and those after it are: at the top right
     {{ gb(psi) }}                  a number: any name of the deck's `numbers()`, written by one of its functions
 
-Rules: 15 to 30 slides; each has a heading and notes for the speaker, and each but the title its place on the ladder;
-every figure that is drawn is shown; every claim is one of labs/claims.toml, and its word one of the lab's headings.
+Rules: 15 to 30 slides; each has a heading and notes for the speaker; a deck that shows its place on the ladder does so
+from slide 2 on; every figure that is drawn is shown; every claim is one of labs/claims.toml, and its word one of the
+lab's headings.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def problems(deck: Deck) -> list[str]:
             found.append(f"{deck.name}.md, slide {number}: no heading")
         if not any(not DIRECTIVE.match(note) for note in re.findall(r"<!--(.*?)-->", slide, re.DOTALL)):
             found.append(f"{deck.name}.md, slide {number}: no notes for the speaker")
-    if len(deck.slides) > 1 and "<!-- header:" not in deck.slides[1]:
+    if "<!-- header:" in deck.text and "<!-- header:" not in deck.slides[1]:
         found.append(f"{deck.name}.md, slide 2: no {{{{ rung(...) }}}}")
     hidden = [name for name in deck.figures if f"(figures/{name}.svg)" not in deck.text]
     return found + [f"{deck.name}.md does not show {name}" for name in hidden]

@@ -11,6 +11,8 @@ from draw.ddp.gradients import MICRO, counted, draw_extra, draw_gradients, draw_
 from draw.ddp.links import LINKS, draw_links, draw_messages
 from draw.ddp.runs import CAP, PAPER, all_reduce, bucket_sizes, exposed, parameters, rung
 from draw.ddp.traffic import draw_busiest, draw_gather, gather_then_broadcast, ring_all_gather, sent_bytes
+from draw.ddp.unused import draw_unused
+from draw.ddp.waiting import draw_waiting
 
 
 def numbers() -> dict[str, Any]:
@@ -56,4 +58,6 @@ FIGURES: dict[str, Draw] = {
     "ddp-join": draw_join,
     "ddp-extra": draw_extra,
     "ddp-longer": draw_longer,
+    "ddp-waiting": draw_waiting,
+    "ddp-unused": draw_unused,
 }

@@ -73,5 +73,5 @@ def draw_messages() -> Figure:
         axes.tick_params(length=0)
         axes.set(ylim=(0, 1.12 * max(left.values())), yticks=[])
         axes.spines["left"].set_visible(False)
-    panels[0].set_ylabel("to gather 4 MiB on 4 ranks")
+    panels[0].set_ylabel("time to gather 4 MiB\non 4 ranks")
     return figure

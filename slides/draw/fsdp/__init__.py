@@ -7,9 +7,11 @@ from typing import Any
 from draw.canvas import GIB, MIB, Draw, in_units
 from draw.fsdp.flat import draw_gradients, draw_offsets, draw_steps, draw_storage, torch_padding
 from draw.fsdp.ladder import draw_batch, draw_rungs, ladder_units, most_rows
+from draw.fsdp.norm import draw_norm, norms
 from draw.fsdp.runs import ranks, whole_hook
 from draw.fsdp.scaling import MEASURED, draw_scaling, modelled
 from draw.fsdp.step import draw_life, draw_log, draw_strategies
+from draw.fsdp.tied import draw_tied
 from draw.fsdp.units import LARGE_SETTING, draw_trade, draw_units, groupings, refusal
 from draw.fsdp.whose import draw_whose
 from draw.measured import rungs
@@ -19,7 +21,7 @@ from minifsdp.course.ladder import closed_form
 
 def numbers() -> dict[str, Any]:
     """What the deck's text says in numbers."""
-    full, _ = ranks()[0]["steps"]
+    (full,) = ranks()[0]["steps"]
     groups = groupings()
     root, *blocks = groups["a block"]
     embedding, *rest = root  # of tokens; positions, a norm, and the head's weight and bias
@@ -37,7 +39,7 @@ def numbers() -> dict[str, Any]:
         "refusal": refusal(),
         "hook": whole_hook(),
         "ops": full["ops"],
-        "norms": [full["total_norm"], *(rank["steps"][0]["own_norm"] for rank in ranks())],
+        "norms": norms(),
         "optimizer": full["optimizer"],
         "rungs": rungs(),
         "ladder": ladder_units(),
@@ -61,4 +63,6 @@ FIGURES: dict[str, Draw] = {
     "fsdp-gradients": draw_gradients,
     "fsdp-batch": draw_batch,
     "fsdp-scaling": draw_scaling,
+    "fsdp-tied": draw_tied,
+    "fsdp-norm": draw_norm,
 }

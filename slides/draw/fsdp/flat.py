@@ -28,7 +28,7 @@ def draw_steps() -> Figure:
     """A linear layer's weight and bias on their way into 16 shards."""
     figure = canvas(4.8)
     axes = figure.subplots()
-    colour = TAG_COLOURS["parameters"]
+    colour = UNIT_COLOURS[0]
     shards = pad_and_chunk(torch.arange(15) + 1.0, 16)  # 0 is padding
 
     def cell(x: float, y: float, mark: float, width: float = 1.15) -> None:
@@ -136,9 +136,16 @@ def draw_gradients() -> Figure:
     mean, largest = torch.stack(own).mean(0), max(float(each.abs().max()) for each in own)
 
     def strip(values: torch.Tensor, middle: float) -> None:
-        """A bar for each element, in groups of four; the last place is padding."""
+        """A bar for each element, in groups of four, rounded: last bits differ by processor. The last is padding."""
         for number, value in enumerate((0.42 * values / largest).tolist()):
-            box(axes, (number + 0.5 * (number // 4), middle), 0.9, value, TAG_COLOURS["gradients"], linewidth=0)
+            box(
+                axes,
+                (number + 0.5 * (number // 4), middle),
+                0.9,
+                round(value, 4),
+                TAG_COLOURS["gradients"],
+                linewidth=0,
+            )
         for group in range(4):
             axes.hlines(middle, 4.5 * group, 4.5 * group + 3.9, color=SOFT, linewidth=1)
         padding_box(axes, (16.5, middle - 0.2), 0.9, 0.4)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from draw.canvas import MIB, canvas
-from draw.fsdp.drawing import named
+from draw.fsdp.drawing import named, say
 from draw.fsdp.runs import LAB, ROWS, ranks
-from draw.measured import rungs
+from draw.peaks import LADDER, held
 from matplotlib.figure import Figure
 
 from minifsdp.course.ladder.closed_form import Setting
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.plots.palette import INK, SOFT, STRATEGY_COLOURS, TAG_COLOURS, as_text
+from minifsdp.course.plots.palette import INK, SOFT, STRATEGY_COLOURS, TAG_COLOURS, as_text, ink_on
 
 BUDGET = 16 * MIB
 
@@ -30,28 +30,35 @@ def ladder_units() -> dict[str, int]:
 
 
 def draw_rungs() -> Figure:
-    """Bytes of each rung by what they are for: measured, and what the closed form says."""
+    """What a rank holds under FULL_SHARD between steps and at the peak of one, piece by piece."""
     figure = canvas(4.2)
-    shown = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "fsdp-grad-op": "SHARD_GRAD_OP", "fsdp": "FULL_SHARD"}
-    columns = {
-        "parameters": ("parameters", "parameters\nat rest"),
-        "unsharded_peak": ("unsharded", "gathered\nat the peak"),
-        "gradients_peak": ("gradients", "gradients\nat the peak"),
-        "optimizer": ("optimizer", "optimizer\nstate"),
-    }
-    for axes, (key, (tag, title)) in zip(figure.subplots(1, 4, sharex=True, sharey=True), columns.items(), strict=True):
-        for place, rung in enumerate(rungs()[name] for name in shown):
-            size, predicted = rung["bytes"][key] / MIB, rung["predicted"][key] / MIB
-            axes.barh(place, size, 0.64, color=TAG_COLOURS[tag])
-            axes.plot(predicted, place, "D", color=INK, markerfacecolor="white", markersize=8, clip_on=False)
-            axes.text(max(size, predicted) + 1.6, place, f"{size:.1f}" if size else "0", va="center")
-        axes.set_title(title)
-        axes.set_xticks([])
-        axes.spines["bottom"].set_visible(False)
-        axes.tick_params(axis="y", length=0, labelcolor=INK)
-        axes.set_xlim(0, 27)
-    named(axes, list(shown.values()))
-    figure.supxlabel("MiB per rank on 2 ranks, GPT of 6 blocks; diamonds: predicted", color=SOFT, fontsize=18)
+    axes = figure.subplots()
+    rest, peak = held()["fsdp"]
+    root, block = (ladder_units()[name] for name in ("root", "block"))
+    assert peak["unsharded"] == root + block
+    words = {"parameters": "shards"}
+    for place, sizes in enumerate((rest, peak)):
+        left = 0.0
+        for tag in ("parameters", "optimizer", "unsharded", "gradients", "activations", "communication"):
+            pieces = {"root": root, "block": block} if tag == "unsharded" and sizes[tag] else {tag: sizes[tag]}
+            for name, size in pieces.items():
+                width, colour = size / MIB, TAG_COLOURS[tag]
+                axes.barh(place, width, 0.6, left, color=colour, edgecolor="white", linewidth=1.2)
+                if width > 3:
+                    say(axes, left + width / 2, place, f"{words.get(name, name)}\n{width:.1f}", color=ink_on(colour))
+                elif width > 0.05:
+                    at = left + width / 2
+                    low = {"root": 0.42, "block": 0.72, "gradients": 0.42}.get(name, 0.42)
+                    axes.plot([at, at], [place + 0.3, place + low], color=SOFT, linewidth=1.4)
+                    text, side = f"{name} {width:.1f}", "right" if name in ("root", "block") else "left"
+                    say(axes, at, place + low + 0.1, text, ha=side, color=INK)
+                left += width
+        say(axes, left + 0.4, place, f"{left:.1f} MiB", ha="left", fontweight="bold")
+    named(axes, ["between\nsteps", "at the\npeak"])
+    axes.set(xlim=(0, 31), ylim=(1.95, -0.4), xticks=[])
+    axes.spines["bottom"].set_visible(False)
+    says = f"MiB per rank, measured; GPT of {LADDER.layers} blocks and a root, {LADDER.ranks} ranks"
+    figure.supxlabel(says, color=SOFT, fontsize=18)
     return figure
 
 

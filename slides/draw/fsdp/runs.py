@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from draw.peaks import LADDER
 from torch import Tensor, nn
 from torch.optim import AdamW
 
@@ -74,12 +75,12 @@ def log_compute(model: FullyShardedDataParallel, parts: list[nn.Module]) -> None
         watch(place, part)
 
 
-def run(strategy: ShardingStrategy) -> dict[str, Any]:
-    """The second step of a small GPT, on this rank: its log, its memory, its collectives."""
+def run(strategy: ShardingStrategy, settings: Settings) -> dict[str, Any]:
+    """The second step of a GPT, a row per rank, on this rank: its log, its memory, its collectives."""
     shapes: dict[str, list[int]] = {}
-    batch = [part[comm.world().rank() :][:1] for part in next(SMALL.batches())]
+    batch = [part[comm.world().rank() :][:1] for part in next(settings.batches())]
     with Ledger() as ledger:
-        gpt = SMALL.model()
+        gpt = settings.model()
         parts = [gpt.embed, *(block.qkv for block in gpt.blocks), gpt.head]
         early = AdamW(gpt.parameters())
         look = gpt.blocks[0].qkv.register_forward_pre_hook(
@@ -136,10 +137,19 @@ def measure_memory(rung: str) -> dict[int, int]:
 
 @cache
 def ranks() -> list[dict[str, Any]]:
-    """What each of two ranks has to report: a step of each strategy, and the peaks of DDP and FSDP by rows."""
+    """What each of two ranks reports.
+
+    A step of each strategy on the ladder's model, a step of a small GPT, and the peaks of DDP and FSDP by rows.
+    """
 
     def measure() -> dict[str, Any]:
-        steps = [run(strategy) for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)]
-        return {"steps": steps, "rows": {name.upper(): measure_memory(name) for name in ("ddp", "fsdp")}}
+        both = ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP
+        strategies = [run(strategy, LADDER) for strategy in both]
+        steps = [run(ShardingStrategy.FULL_SHARD, SMALL)]
+        return {
+            "steps": steps,
+            "strategies": strategies,
+            "rows": {name.upper(): measure_memory(name) for name in ("ddp", "fsdp")},
+        }
 
     return launch(measure, 2, backend="gloo")

@@ -6,7 +6,8 @@ from typing import Any
 
 from draw.canvas import MIB, canvas
 from draw.fsdp.drawing import bare, box, say
-from draw.fsdp.runs import SMALL, ranks
+from draw.fsdp.runs import ranks
+from draw.peaks import LADDER
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -44,6 +45,7 @@ def draw_life() -> Figure:
     say(memory, (first + freed) / 2, 0.75, "parameters\nwhole", color=BLACK)
     say(memory, (second + grown) / 2, 0.75, "parameters\nwhole", color=BLACK)
     say(memory, (grown + last) / 2, 1.75, "gradient\nwhole", color=ink_on(colours[3]))
+    say(memory, (last + reduced) / 2, 0.5 + 2 * shard, "gradient, being\nreduced", color=ink_on(colours[3]))
     memory.hlines(2 * shard, last, reduced, color="white", linewidth=1.4)
     say(memory, (last + end) / 2, 1.5 * shard, "its shard", color=ink_on(colours[3]))
     for x, name in ((first, "pre-forward"), (freed, "post-forward"), (second, "pre-backward"), (last, "post-backward")):
@@ -119,9 +121,9 @@ def draw_log() -> Figure:
 
 def draw_strategies() -> Figure:
     """Parameters on a rank over a step, under both strategies."""
-    figure = canvas(5.0)
+    figure, top = canvas(5.0), 14.8
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, name, record in zip(panels, ("FULL_SHARD", "SHARD_GRAD_OP"), ranks()[0]["steps"], strict=True):
+    for axes, name, record in zip(panels, ("FULL_SHARD", "SHARD_GRAD_OP"), ranks()[0]["strategies"], strict=True):
         curve = record["curve"]
         heights = [[value / MIB for value in curve["tags"][tag]] for tag in ("parameters", "unsharded")]
         colours = [TAG_COLOURS["parameters"], TAG_COLOURS["unsharded"]]
@@ -133,11 +135,11 @@ def draw_strategies() -> Figure:
         axes.set_xlim(0, end)
         gathers = f"{record['ops'].count('all_gather')} gathers, {record['of_ddp']:.2f} × DDP's bytes"
         axes.set_title(name, fontsize=20, pad=38)
-        say(axes, 0, 3.12, gathers, ha="left")
+        say(axes, 0, 1.06 * top, gathers, ha="left")
         say(axes, end / 2, heights[0][0] / 2, "the shards", color=ink_on(colours[0]))
         kept = max(curve["tags"]["unsharded"]) / MIB
-        say(axes, 0.98 * end, heights[0][0] + kept + 0.03, f"{kept:.2f} MiB gathered", ha="right", va="bottom")
+        say(axes, 0.98 * end, heights[0][0] + kept + 0.01 * top, f"{kept:.2f} MiB gathered", ha="right", va="bottom")
     panels[0].set_ylabel("parameters, MiB")
-    panels[0].set_ylim(0, 2.95)
-    figure.supxlabel(f"GPT of {SMALL.layers} blocks and a root, 2 ranks, measured", color=SOFT, fontsize=18)
+    panels[0].set_ylim(0, top)
+    figure.supxlabel(f"GPT of {LADDER.layers} blocks and a root, 2 ranks, measured", color=SOFT, fontsize=18)
     return figure

@@ -94,7 +94,7 @@ def draw_trade() -> Figure:
     named(held, list(groupings()))
     held.set_title("whole at once")
     sent.set_title("messages × median size")
-    held.set_xlim(0, 17 * GIB)
+    held.set_xlim(0, 19 * GIB)
     sent.set_xlim(0, 2150)
     for axes in (held, sent):
         axes.set_xticks([])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from draw.canvas import GB, MIB, Draw, in_units
+from draw.memory.left import draw_left
+from draw.memory.needs import draw_needs
 from draw.memory.parallel import draw_parallel
 from draw.memory.state import PSI, draw_account, draw_fits, draw_optimizers
 from draw.memory.training import activations, draw_activations, draw_kept, draw_step, model
@@ -40,4 +42,6 @@ FIGURES: dict[str, Draw] = {
     "floor": draw_floor,
     "sent": draw_sent,
     "parallel": draw_parallel,
+    "needs": draw_needs,
+    "left": draw_left,
 }

@@ -11,7 +11,7 @@ from minifsdp.course.plots.palette import PALE, SOFT, TAG_COLOURS, ink_on
 
 ACTIVATIONS, OWNED, UNSHARDED = (TAG_COLOURS[tag] for tag in ("activations", "parameters", "unsharded"))
 TALL = 1.1  # inches, of all rows, and of a weight
-INPUT, WEIGHT, RESULT = (0.95, 1.25), (2.5, 1.5), (4.3, 1.4)  # left and width
+INPUT, WEIGHT, RESULT = (0.9, 1.45), (2.8, 1.2), (4.45, 1.1)  # left and width
 
 
 def _box(axes: Axes, left: float, bottom: float, size: tuple[float, float], colour: str, text: str = "") -> None:
@@ -32,7 +32,7 @@ def _product(axes: Axes, left: float, bottom: float, rank: int, tensor_parallel:
     width = RESULT[1] / 2 if tensor_parallel else RESULT[1]
     shift = width * rank if tensor_parallel else 0.0
     _box(axes, left + RESULT[0] + shift, low, (width, tall), ACTIVATIONS)
-    for at, sign in ((2.35, "×"), (4.15, "=")):
+    for at, sign in ((2.575, "×"), (4.225, "=")):
         axes.text(left + at, bottom + TALL / 2, sign, ha="center", va="center", fontsize=24)
 
 

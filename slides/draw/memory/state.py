@@ -6,7 +6,7 @@ from draw.canvas import GB, canvas
 from matplotlib.figure import Figure
 
 from minifsdp.course.plots.drawing import tag_patches
-from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, ink_on
+from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, as_text, ink_on
 from minifsdp.course.reference.lab00 import training_bytes
 
 PSI = 7_500_000_000  # of the ZeRO paper's figure 1
@@ -23,10 +23,10 @@ def draw_fits() -> Figure:
     for tag in STATE:
         colour = TAG_COLOURS[tag]
         axes.barh(0, mixed[tag] / GB, 0.66, left, color=colour)
-        name = {"parameters": "para-\nmeters", "gradients": "gradi-\nents"}.get(tag, tag)
-        label = f"{name}\n{mixed[tag] / GB:.0f} GB"
         seen = min(mixed[tag], DEVICE - left * GB) / GB  # up to the line
-        axes.text(left + seen / 2, 0, label, ha="center", va="center", color=ink_on(colour))
+        axes.text(left + seen / 2, 0, f"{mixed[tag] / GB:.0f} GB", ha="center", va="center", color=ink_on(colour))
+        name_at = {"parameters": 0.0, "gradients": 1.27 * left}.get(tag, left + seen / 2)
+        axes.text(name_at, 0.38, tag, ha="center" if tag == "optimizer" else "left", va="bottom", color=as_text(colour))
         left += mixed[tag] / GB
     axes.barh(1, mixed["parameters"] / GB, 0.66, color=TAG_COLOURS["parameters"])
     axes.text(mixed["parameters"] / GB + 1, 1, f"parameters: {mixed['parameters'] / GB:.0f} GB", va="center")
@@ -44,8 +44,8 @@ def draw_account() -> Figure:
     figure = canvas(4.4)
     axes = figure.subplots()
     pieces = [
-        ("parameters", "para-\nmeters\nbf16", 2),
-        ("gradients", "gradi-\nents\nbf16", 2),
+        ("parameters", "bf16", 2),
+        ("gradients", "bf16", 2),
         ("optimizer", "master copy\nfp32", 4),
         ("optimizer", "momentum\nfp32", 4),
         ("optimizer", "variance\nfp32", 4),
@@ -56,10 +56,12 @@ def draw_account() -> Figure:
         axes.text(left + size / 2, 0, name, ha="center", va="center", color=ink_on(TAG_COLOURS[tag]))
         axes.text(left + size / 2, 0.5, str(size), ha="center", va="bottom", fontsize=28)
         left += size
+    for tag, at in {"parameters": 0, "gradients": 2.15, "optimizer": 9}.items():
+        axes.text(at, 0.88, tag, ha="center" if at == 9 else "left", color=as_text(TAG_COLOURS[tag]))
     axes.annotate("", (0, -0.58), (left, -0.58), arrowprops={"arrowstyle": "<->", "color": SOFT})
     axes.text(left / 2, -0.66, f"{left} bytes per parameter", ha="center", va="top", fontsize=24)
     axes.set_xlim(0, left)
-    axes.set_ylim(-1.0, 1.0)
+    axes.set_ylim(-1.0, 1.1)
     axes.axis("off")
     return figure
 

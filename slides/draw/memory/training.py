@@ -89,8 +89,8 @@ def draw_step() -> Figure:
     for at, name in curve["marks"]:
         axes.axvline(at, color=INK, linewidth=0.8)
         number, _, phase = name.partition(" ")
-        words = {"model built": "build"}.get(name) or {"forward": "fwd"}.get(phase, phase)
-        if at - begin > events / 25:
+        words = {"forward": "fwd"}.get(phase, phase)
+        if number in ("first", "second") and at - begin > events / 25:
             axes.text((begin + at) / 2, -0.02, words, **style)
         if number in ("first", "second"):
             ends.setdefault(number, [begin]).append(at)

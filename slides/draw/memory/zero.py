@@ -45,7 +45,7 @@ def draw_partitions(stage: str) -> Figure:
             _stripes(axes, rank * 1.25, bottom, height, ranks, rank if tag in divided else None, TAG_COLOURS[tag])
             bottom += height + 0.5
         held = zero_stages(PSI, ranks)[stage] / GB
-        axes.text(rank * 1.25 + 0.5, -0.4, f"rank {rank}: {held:.1f} GB", ha="center", va="top")
+        axes.text(rank * 1.25 + 0.5, -0.4, f"rank {rank}: {held:g} GB", ha="center", va="top")
     middles = {"parameters": 1.0, "gradients": 3.5, "optimizer": 11.0}
     for tag, middle in middles.items():
         axes.text(-0.1, middle, tag, ha="right", va="center", color=as_text(TAG_COLOURS[tag]))
@@ -99,7 +99,7 @@ def draw_floor() -> Figure:
         sizes = [zero_stages(PSI, count)[stage] / GB for count in counts]
         axes.plot(counts, sizes, color=colour)
         nudge = {"stage 1": 1.12, "stage 2": 0.9}.get(stage, 1.0)
-        axes.text(counts[-1] * 1.1, sizes[-1] * nudge, stage, va="center", color=as_text(colour))
+        axes.text(counts[-1] * 1.1, sizes[-1] * nudge, stage, va="center", color=as_text(colour, 7.0))
     axes.axhline(DEVICE / GB, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     axes.text(420, DEVICE / GB * 0.9, f"a device: {DEVICE / GB:.0f} GB", va="top", ha="center")
     axes.set_xscale("log", base=2)
