@@ -875,9 +875,9 @@ plots.curve(
 )
 
 # %% [markdown]
-# From left to right, forward has five teeth, one per block, on top of the root. In backward, each
-# block's parameters and gradient are alive at the same time, and then a shard of the gradient
-# remains.
+# From left to right, forward has five plateaus on top of the root, one per block, with a short gap after each: that
+# is where a block is freed and the next one is gathered. In backward, each block's parameters and gradient are alive
+# at the same time, and then a shard of the gradient remains.
 #
 # The next figure shows the same step stage by stage, with activations. The prediction is the model
 # state plus, after forward, the activations that one process holds for this rank's rows. The peak
@@ -1151,7 +1151,7 @@ plots.lines(
 # [fairscale#1050](https://github.com/facebookresearch/fairscale/issues/1050) and
 # [Lightning#15976](https://github.com/Lightning-AI/pytorch-lightning/issues/15976). One cause is a
 # wrapping policy that matches no module, so that the root is the only unit. `shard_model` without
-# blocks does the same:
+# blocks comes close:
 
 
 # %%

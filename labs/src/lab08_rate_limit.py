@@ -591,8 +591,8 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Two causes combine. Memory that the compute stream may still read (orange) cannot be reused, and the free memory
-# (grey) belongs to another stream or consists of pieces that are too small. The FSDP paper (section 5.4) reports such
+# Two causes combine. Memory that the compute stream may still read cannot be reused, and the free memory
+# belongs to another stream or consists of pieces that are too small. The FSDP paper (section 5.4) reports such
 # retries in the backward of GPT-175B with two samples on 128 GPUs. Each GPU reaches 90.5 TFLOPS there, against 186 on
 # 192 GPUs (read off a copy of figure 7(b)). In our model, the retries cost only 6 % of a step.
 #
@@ -610,8 +610,7 @@ for call, run in {**quicker, A100.segment[0]: yours}.items():
     print(f"{1e3 * call:19.1f} ms{run.seconds:25.3f} s, {longer:.1%} longer, {run.retries} retries")
 
 # %% [markdown]
-# If this course came with a GPU record, it is shown further down. The next cell reads the
-# retry counter of your own device:
+# The next cell reads the retry counter of your own device:
 
 # %% tags=["nbval-ignore-output"]
 import torch
@@ -770,8 +769,8 @@ def prefetch_within(limit: int, whole: list[Unit], units: Sequence[Unit], gather
 
     Args:
         limit: at least 1.
-        whole: the units that are gathered and not yet freed; there can be more than `limit` of them if units are
-            nested.
+        whole: the units that are gathered and not yet freed, without units that stay whole, such as the root: these do
+            not count. There can be more than `limit` of them if units are nested.
         units: the units to gather, in order of use; those whose `state` is not SHARDED have been gathered already.
         gather: gathers a unit, and puts it on `whole`.
 
