@@ -1,7 +1,7 @@
-"""A layer by columns: each rank makes a part of the features.
+"""A column-parallel layer: each rank computes a part of the output features.
 
-x W^T + b with W [out, in]: rank r has rows W_r [out / N, in] and b_r [out / N], and makes x W_r^T + b_r: columns of the
-result. It needs all of x, and its gradient of x is a summand.
+x W^T + b with W [out, in]: rank r holds rows W_r [out / N, in] and b_r [out / N], and computes x W_r^T + b_r, which are
+columns of the result. It needs all of x, and its gradient of x is a summand.
 """
 
 from __future__ import annotations
@@ -14,26 +14,24 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from minifsdp.comm import Group
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, left, local_parameters
-from minifsdp.tensor_parallel.layouts import Layout, from_front, relaid
-from minifsdp.tensor_parallel.parameters import Ranks
+from minifsdp.tensor_parallel.layouts import Layout, check_layouts, from_front, relaid
+from minifsdp.tensor_parallel.parameters import Ranks, local_part
 
 
 @dataclass(kw_only=True)
 class ColwiseParallel(LayerStyle):
-    """An `nn.Linear` or `nn.Embedding` of which each rank makes a part of the features.
+    """An `nn.Linear` or `nn.Embedding` of which each rank computes a part of the output features.
 
     Attributes:
-        input_layouts: of an input that is a plain tensor; default: `Replicate()`.
+        input_layouts: of a plain input; default: `Replicate()`. The parts of a sharded one are equal.
         output_layouts: default: `Shard(-1)`.
-        use_local_output: return this rank's part; False: a DTensor.
-        parts: matrices that lie one below the other in the weight, each of which is cut: 3 for a fused q, k, v. The
-            weight [out, in] becomes a DTensor [parts, out / parts, in] with `Shard(1)`, the bias one of [parts, ..].
-        regather: keep for backward only the part of the input that came, and gather it there once more.
+        use_local_output: return this rank's part as a plain tensor, instead of a DTensor.
+        parts: matrices that are stacked in the weight, each of which is sharded: 3 for a fused q, k, v. The weight
+            [out, in] becomes a DTensor [parts, out / parts, in] with `Shard(1)`, the bias one of [parts, ..].
+        regather: keep for backward only this rank's part of a sharded input, and gather it there again.
     """
 
     input_layouts: Layout = None
@@ -45,28 +43,30 @@ class ColwiseParallel(LayerStyle):
     def __post_init__(self) -> None:
         self.input_layouts = self.input_layouts or Replicate()
         self.output_layouts = self.output_layouts or Shard(-1)
+        check_layouts(input_layouts=self.input_layouts, output_layouts=self.output_layouts)
 
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
+        stacked = self.parts not in (None, 1)
         if isinstance(module, nn.Linear):
-            return {name: Shard(0) if self.parts in (None, 1) else Shard(1) for name, _ in module.named_parameters()}
+            return {name: Shard(1) if stacked else Shard(0) for name, _ in module.named_parameters()}
         if not isinstance(module, nn.Embedding):
             raise TypeError(f"ColwiseParallel is for nn.Linear and nn.Embedding, not {type(module).__name__}")
         if module.max_norm is not None or module.sparse:
             raise ValueError("ColwiseParallel cannot cut an nn.Embedding with max_norm or sparse gradients: unset them")
+        if stacked:
+            raise ValueError(f"ColwiseParallel(parts={self.parts}) of an nn.Embedding: parts are those of an nn.Linear")
         return {"weight": Shard(1)}
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        if self.parts is not None and self.parts > 1:
+    def prepare(self, module: nn.Module) -> None:
+        if self.parts not in (None, 1):
             as_parts(cast(nn.Linear, module), self.parts)
-        return super()._apply(module, device_mesh)
 
     def run(self, module: Any, x: Tensor, ranks: Ranks) -> Run:
-        group = ranks.group
         whole = arrived(x, self.input_layouts, Replicate(), ranks, gradient=Partial())
         parameters = local_parameters(module)
         if self.parts not in (None, 1):
             parameters = {name: None if p is None else p.flatten(0, 1) for name, p in parameters.items()}
-        with _gathered_again(whole, x, self.input_layouts, group) if self.regather else nullcontext():
+        with _gathered_again(whole, x, self.input_layouts, ranks) if self.regather else nullcontext():
             y = yield whole, {"_parameters": parameters}
         features = module.out_features if isinstance(module, nn.Linear) else module.embedding_dim
         shape = torch.Size((*y.shape[:-1], features))
@@ -74,7 +74,11 @@ class ColwiseParallel(LayerStyle):
 
 
 def as_parts(module: nn.Linear, parts: int) -> None:
-    """Let the weight be [parts, out / parts, in] and the bias [parts, out / parts], as they are in memory."""
+    """Reshape the weight to [parts, out / parts, in] and the bias to [parts, out / parts], without moving elements.
+
+    Raises:
+        ValueError: the rows do not divide into so many parts.
+    """
     if module.out_features % parts:
         raise ValueError(f"a weight of {module.out_features} rows is not one of {parts} equal parts")
     for name, p in list(module.named_parameters()):
@@ -82,20 +86,22 @@ def as_parts(module: nn.Linear, parts: int) -> None:
 
 
 @contextmanager
-def _gathered_again(whole: Tensor, part: Tensor, layout: Layout, group: Group) -> Iterator[None]:
-    """What autograd saves of `whole` is `part`, and `whole` is gathered again when backward asks for it.
+def _gathered_again(whole: Tensor, x: Tensor, layout: Layout, ranks: Ranks) -> Iterator[None]:
+    """Where autograd would save `whole` it saves `x`, this rank's part, and backward gathers `whole` again.
 
-    Megatron-LM does so (megatron/core/tensor_parallel/layers.py): one all-gather more, and no rank keeps the whole.
+    As in Megatron-LM (megatron/core/tensor_parallel/layers.py): one more all-gather, and no rank keeps the whole input.
     """
-    memory, part = whole.untyped_storage().data_ptr(), part.detach()
+    memory, part = whole.untyped_storage().data_ptr(), local_part(x.detach())
+    layout = ranks.layout_of(x) if isinstance(x, DTensor) else from_front(layout, x.ndim)
+    size = x.shape[layout.dim] if isinstance(x, DTensor) and layout.is_shard() else None
 
     def pack(saved: Tensor) -> Any:
-        return saved.shape if saved.untyped_storage().data_ptr() == memory else saved
+        return saved.shape if memory and saved.untyped_storage().data_ptr() == memory else saved
 
     def unpack(packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        return relaid(part, from_front(layout, part.ndim), Replicate(), group).view(packed)
+        return relaid(part, layout, Replicate(), ranks.group, size).view(packed)
 
     with saved_tensors_hooks(pack, unpack):
         yield
