@@ -30,7 +30,8 @@ class ColwiseParallel(LayerStyle):
         output_layouts: default: `Shard(-1)`.
         use_local_output: return this rank's part as a plain tensor, instead of a DTensor.
         parts: matrices that are stacked in the weight, each of which is sharded: 3 for a fused q, k, v. The weight
-            [out, in] becomes a DTensor [parts, out / parts, in] with `Shard(1)`, the bias one of [parts, ..].
+            [out, in] becomes a DTensor [parts, out / parts, in] with `Shard(1)`, the bias one of [parts, ..];
+            minifsdp.checkpoint translates between these shapes in whole state dicts.
         regather: keep for backward only this rank's part of a sharded input, and gather it there again.
     """
 
@@ -83,6 +84,17 @@ def as_parts(module: nn.Linear, parts: int) -> None:
         raise ValueError(f"a weight of {module.out_features} rows is not one of {parts} equal parts")
     for name, p in list(module.named_parameters()):
         module.register_parameter(name, nn.Parameter(p.detach().unflatten(0, (parts, -1)), p.requires_grad))
+    module.register_load_state_dict_pre_hook(_refuse_plain)
+
+
+def _refuse_plain(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name, p in module.named_parameters(prefix.removesuffix(".")):
+        found = state_dict.get(name)
+        if isinstance(found, Tensor) and found.ndim < p.ndim:
+            raise ValueError(
+                f"{name} is {list(found.shape)} in the checkpoint and {list(p.shape)} here: load it by "
+                "minifsdp.checkpoint.set_model_state_dict with full_state_dict=True"
+            )
 
 
 @contextmanager

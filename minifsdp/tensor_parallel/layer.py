@@ -49,8 +49,7 @@ class LayerStyle(ParallelStyle):
         ranks = Ranks.of(device_mesh)
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not (args or kwargs):
-                raise TypeError(f"{type(module).__name__} was called without an input: it parallelizes its first one")
+            _check_call(module, layouts, args, kwargs)
             name = None if args else next(iter(kwargs))  # the first argument, if it was passed by name
             run = self.run(module, kwargs[name] if name else args[0], ranks)
             x = _begin(module, run)
@@ -70,6 +69,15 @@ class LayerStyle(ParallelStyle):
         if inner:
             raise ValueError(f"{style} of a {kind} that has {inner[0]}: give {style} to its submodules")
         return layouts
+
+
+def _check_call(module: nn.Module, layouts: dict[str, Layout], args: Any, kwargs: Any) -> None:
+    kind = type(module).__name__
+    if not (args or kwargs):
+        raise TypeError(f"{kind} was called without an input: its style is about the first one")
+    for name in layouts:
+        if name not in module._parameters:  # torch's DDP makes attributes of DTensors
+            raise TypeError(f"{name} of a parallel {kind} is no parameter any more: wrap models by minifsdp's DDP")
 
 
 def _begin(module: nn.Module, run: Run) -> Tensor:
@@ -147,9 +155,12 @@ def left(
         shape: of the whole tensor; None: that of `y`.
 
     Raises:
+        TypeError: the output is no tensor.
         ValueError: `local`, and the parts of the batch or the sequence would differ in length: a plain tensor carries
             the length of its own part alone, and a gather of unequal parts would fail on some ranks and hang on others.
     """
+    if not isinstance(y, Tensor):
+        raise TypeError(f"a parallel layer returns a {type(y).__name__}: this style is for those that return a tensor")
     shape = y.shape if shape is None else shape
     if not local:
         return placed(y, source, target, ranks, shape)

@@ -50,7 +50,8 @@ class SequenceParallel(LayerStyle):
 class Replicated(LayerStyle):
     """A module that computes the same on every rank. Its parameters become DTensors, like all others of the model.
 
-    Clipping and optimizers reject a mixture of DTensors and plain parameters.
+    Clipping and optimizers reject a mixture of DTensors and plain parameters. The inputs have to be equal on all ranks:
+    a norm of this rank's heads, [batch, sequence, heads / N, ..], is `SequenceParallel(sequence_dim=2)`.
 
     Attributes:
         use_local_output: return a plain tensor, instead of a DTensor.
@@ -63,7 +64,7 @@ class Replicated(LayerStyle):
 
     def run(self, module: nn.Module, x: Tensor, ranks: Ranks) -> Run:
         y = yield arrived(x, Replicate(), Replicate(), ranks), {"_parameters": local_parameters(module)}
-        return left(y, Replicate(), Replicate(), ranks, self.use_local_output)
+        return y if self.use_local_output else left(y, Replicate(), Replicate(), ranks, False)
 
 
 def _replicated(module: nn.Module) -> dict[str, Layout]:
