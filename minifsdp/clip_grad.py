@@ -19,7 +19,7 @@ _NORM = Label("the gradients' norm (clip_grad_norm_)")
 
 @torch.no_grad()
 def clip_grad_norm(
-    sharded: Mapping[Group, Iterable[Tensor]],
+    sharded: Mapping[tuple[Group, ...], Iterable[Tensor]],
     replicated: Iterable[Tensor],
     max_norm: float,
     norm_type: float,
@@ -31,7 +31,7 @@ def clip_grad_norm(
     Padding is zero and adds nothing.
 
     Args:
-        sharded: parameters of which each rank has a part, by the group that they are sharded over.
+        sharded: parameters of which each rank has a part, by the groups that they are sharded over.
         replicated: parameters that are the same on every rank.
         norm_type: p; may be infinity.
 
@@ -43,9 +43,10 @@ def clip_grad_norm(
     dtype = reduce(torch.promote_types, (p.dtype for p in params), torch.float32)
     power, op, add = (1.0, comm.MAX, torch.maximum) if math.isinf(norm_type) else (norm_type, comm.SUM, torch.add)
     total = _norm(replicated, norm_type, dtype, device) ** power
-    for group, theirs in sharded.items():
+    for groups, theirs in sharded.items():
         part = _norm(theirs, norm_type, dtype, device) ** power
-        comm.all_reduce(part, group, op, _NORM).wait()
+        for group in groups:
+            comm.all_reduce(part, group, op, _NORM).wait()
         total = add(total, part)
     total = total ** (1 / power)
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)

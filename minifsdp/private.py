@@ -31,6 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.remote_device import _remote_device as remote_device
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout
@@ -80,6 +81,7 @@ __all__ = [
     "memory_snapshot",
     "name_of",
     "nodes_so_far",
+    "place_of",
     "post_hooks_of",
     "put_local",
     "record_memory_history",
@@ -199,6 +201,11 @@ def put_local(tensor: Any, local: Tensor) -> None:
 def spec_of(tensor: Any) -> Any:
     """A DTensor's mesh, placements, whole shape and dtype."""
     return tensor._spec
+
+
+def place_of(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of a DTensor's local part, and the indices at which it begins in the whole tensor."""
+    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
 
 
 def with_spec(local: Tensor, spec: Any) -> DTensor:

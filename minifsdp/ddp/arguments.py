@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from minifsdp import comm, private, process_groups
+from minifsdp.local_parts import check_replicated
 from minifsdp.tree import map_tensors
 
 REFUSED = {
@@ -125,21 +126,28 @@ def check_devices(
 
 
 def check_modules(module: nn.Module) -> None:
-    """Refuse what would go wrong without a word.
+    """Refuse modules whose training would be wrong without an error.
 
     Raises:
-        ValueError: batch statistics over ranks on CPU; parameters that are sharded, or have gradients of another dtype.
+        ValueError: batch statistics over ranks on CPU; parameters whose gradients have another dtype.
     """
     for name, child in module.named_modules():
         if isinstance(child, nn.SyncBatchNorm) and any(p.device.type == "cpu" for p in child.parameters()):
             raise ValueError(f"SyncBatchNorm layers only work with GPU modules, and {name or 'the module'} is on CPU")
     for name, p in module.named_parameters():
-        if hasattr(p, "placements"):
-            raise ValueError(f"parameter {name} is a DTensor: DistributedDataParallel wraps plain parameters only")
         if getattr(p, "grad_dtype", p.dtype) not in (p.dtype, None):
             raise ValueError(
                 f"parameter {name} has grad_dtype {p.grad_dtype}, but buckets have its own: leave it unset"
             )
+
+
+def check_replicas(module: nn.Module, group: comm.Group) -> None:
+    """
+    Raises:
+        ValueError: a parameter is sharded over ranks of the group.
+    """
+    for name, p in module.named_parameters():
+        check_replicated(p, f"parameter {name}", group)
 
 
 def check_optimizers(module: nn.Module) -> None:

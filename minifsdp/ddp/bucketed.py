@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from minifsdp import comm, device
 from minifsdp.ddp.naive import NaiveDDP, gradients
 from minifsdp.layout import Layout
+from minifsdp.local_parts import local_of
 from minifsdp.private import foreach_copy
 
 Kind = tuple[torch.dtype, torch.device]
@@ -92,7 +93,7 @@ def assign_buckets(params: Iterable[nn.Parameter], cap_bytes: int | Sequence[int
             filling[kind], size[kind] = [], 0
             buckets.append(filling[kind])
         filling[kind].append(p)
-        size[kind] += p.numel() * p.element_size()
+        size[kind] += local_of(p).nbytes
         if size[kind] >= left[kind][0]:
             del filling[kind]
             left[kind] = left[kind][1:] or left[kind]

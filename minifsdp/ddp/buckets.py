@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from minifsdp import comm, device
 from minifsdp.layout import Layout
+from minifsdp.local_parts import like, local_gradient, local_of
 
 
 class Reduction(Protocol):
@@ -33,7 +34,7 @@ class Bucket:
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         self.params = params
-        self.layout = Layout.of(params, keeps_strides=True)
+        self.layout = Layout.of(map(local_of, params), keeps_strides=True)
         self.views: dict[nn.Parameter, Tensor] = {}
 
     def allocate(self) -> None:
@@ -51,7 +52,7 @@ class Bucket:
             weight: what it is multiplied by on its way, which takes no pass over memory of its own.
             incoming: what autograd has just accumulated in it, if it has.
         """
-        grad, view = param.grad, self.views[param]
+        grad, view = local_gradient(param), self.views[param]
         if grad is None:
             view.zero_()
         elif weight is not None:
@@ -61,7 +62,7 @@ class Bucket:
 
     def deliver(self, param: nn.Parameter) -> None:
         """Let the parameter's `.grad` be the mean that the buffer now holds: its view, where nothing else is said."""
-        param.grad = self.views[param]
+        param.grad = like(self.views[param], param)
 
     def start_sum(self, group: comm.Group) -> Reduction:
         """Start to reduce what is in the buffer to its sum over the ranks."""
@@ -106,14 +107,14 @@ class StagingBucket(Bucket):
         if not self.views:
             self.allocate()
         super().fill(param, is_used, weight, incoming)
-        grad, view = param.grad, self.views[param]
+        grad, view = local_gradient(param), self.views[param]
         if grad is not None and is_new(grad, incoming) and grad.stride() == view.stride():
             grad.data, self.kept = view, True
 
     def deliver(self, param: nn.Parameter) -> None:
-        grad, mean = param.grad, self.views[param]
+        grad, mean = local_gradient(param), self.views[param]
         if grad is None:
-            param.grad, self.kept = mean, True
+            param.grad, self.kept = like(mean, param), True
         elif grad.data_ptr() != mean.data_ptr():
             grad.copy_(mean)
 
@@ -140,15 +141,16 @@ class GradientBucket(Bucket):
     def fill(self, param: nn.Parameter, is_used: bool, weight: float | None, incoming: Tensor | None) -> None:
         super().fill(param, is_used, weight, incoming)
         if is_used:
-            param.grad = self.views[param]
+            param.grad = like(self.views[param], param)
 
     def hold(self, param: nn.Parameter) -> None:
         # Where `.grad` was None, autograd has put a tensor of its own there; where it was the view, it has added to it.
-        if param.grad is not None and param.grad is not self.views[param]:
-            self.views[param].copy_(param.grad.detach())
-            param.grad = self.views[param]
+        grad, view = local_gradient(param), self.views[param]
+        if grad is not None and grad is not view:
+            view.copy_(grad.detach())
+            param.grad = like(view, param)
 
 
 def is_new(grad: Tensor, incoming: Tensor | None) -> bool:
     """True if `.grad` was None until autograd put `incoming` there: no tensor of an earlier backward views it."""
-    return incoming is not None and incoming.data_ptr() == grad.data_ptr()
+    return incoming is not None and local_of(incoming).data_ptr() == grad.data_ptr()

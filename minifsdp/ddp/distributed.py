@@ -128,6 +128,7 @@ class DistributedDataParallel(nn.Module):
         self.device_ids, self.output_device = arguments.check_devices(devices, device_ids, output_device)
         self.dim = dim
         self.process_group = arguments.choose_group(process_group, device_mesh)
+        arguments.check_replicas(module, self.process_group)
         init_buffers, self.forward_sync_buffers = arguments.when_to_sync_buffers(
             broadcast_buffers, forward_sync_buffers
         )

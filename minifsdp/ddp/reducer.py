@@ -16,6 +16,7 @@ from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.buckets import Bucket, GradientBucket, Reduction, StagingBucket
 from minifsdp.ddp.overlapped import LaunchQueue
 from minifsdp.ddp.sparse import SparseBucket
+from minifsdp.local_parts import local_of
 from minifsdp.order import announce, next_on
 from minifsdp.private import at_end_of_backward, in_backward
 
@@ -92,7 +93,7 @@ class Reducer:
 
     def sizes(self) -> list[int]:
         """Bytes of the buckets' parameters, in the order of the launches."""
-        return [sum(p.nbytes for p in bucket.params) for bucket in self.buckets]
+        return [sum(local_of(p).nbytes for p in bucket.params) for bucket in self.buckets]
 
     def leave_to(self, reduce: Reduce) -> None:
         """Let a communication hook reduce the buckets, with this rank's gradients in them as they come."""
@@ -171,7 +172,7 @@ class Reducer:
             bucket.release()
         self.expecting = False
         self.queue.restart()
-        self.unused_bytes = sum(p.nbytes for p in self.params if p not in self.used)
+        self.unused_bytes = sum(local_of(p).nbytes for p in self.params if p not in self.used)
         self.ready.clear()
         self.used.clear()
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
+from minifsdp.local_parts import local_of
 
 
 def trainable_parameters(module: nn.Module, ignored: Collection[str] = ()) -> dict[nn.Parameter, str]:
@@ -73,7 +74,7 @@ def broadcast_from(source: int, tensors: list[Tensor], group: comm.Group) -> Non
     them: they are written without counting as changed, as in torch, so that two forward passes may share a backward.
     """
     # Wide elements first: then each part of the byte buffer begins where its dtype may begin.
-    tensors = sorted((t.data for t in tensors), key=lambda t: -t.element_size())
+    tensors = sorted((local_of(t).data for t in tensors), key=lambda t: -t.element_size())
     sizes = [t.numel() * t.element_size() for t in tensors]
     staging = device.empty(sum(sizes), torch.uint8, "communication", tensors[0].device)
     views = [part.view(t.dtype).view(t.shape) for part, t in zip(staging.split(sizes), tensors, strict=True)]

@@ -17,12 +17,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from minifsdp import comm, private
 from minifsdp.comm import Group, Label
 from minifsdp.fsdp2.cut import Cut
+from minifsdp.local_parts import like as like
+from minifsdp.local_parts import local_of as local_of
 from minifsdp.process_groups import mesh_group
-
-
-def local_of(sharded: Tensor) -> Tensor:
-    """This rank's part, the tensor itself: no autograd, no wait."""
-    return private.local_of(sharded) if isinstance(sharded, DTensor) else sharded
 
 
 def local_on(device: torch.device, sharded: Tensor) -> Tensor:
@@ -34,11 +31,6 @@ def local_on(device: torch.device, sharded: Tensor) -> Tensor:
 def spec_of(p: Tensor) -> Any:
     """How a tensor-parallel style has placed a parameter already; None if it has not."""
     return private.spec_of(p) if isinstance(p, DTensor) else None
-
-
-def like(local: Tensor, sharded: Tensor) -> Tensor:
-    """`local` as this rank's part of a tensor that lies as `sharded` does, such as its gradient."""
-    return private.with_spec(local, private.spec_of(sharded))
 
 
 def whole_like(whole: Tensor, spec: Any) -> Tensor:

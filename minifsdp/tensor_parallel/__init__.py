@@ -1,7 +1,7 @@
 """Tensor parallelism: one layer on several ranks, with the names of torch.distributed.tensor.parallel.
 
-Read in this order: layouts, parameters, layer, columns, rows, sequence, dropout, loss; then prepare and parallelize,
-the interface, and gpt, which puts it together.
+Reading order: layouts, parameters, layer, columns, rows, sequence, dropout, loss; then the interface, prepare and
+parallelize; last gpt, which applies all of it to a model.
 """
 
 from minifsdp.tensor_parallel.columns import ColwiseParallel as ColwiseParallel

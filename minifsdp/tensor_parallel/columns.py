@@ -1,7 +1,7 @@
-"""A layer by columns: each rank makes a part of the features.
+"""A column-parallel layer: each rank computes a part of the output features.
 
-x W^T + b with W [out, in]: rank r has rows W_r [out / N, in] and b_r [out / N], and makes x W_r^T + b_r: columns of the
-result. It needs all of x, and its gradient of x is a summand.
+x W^T + b with W [out, in]: rank r holds rows W_r [out / N, in] and b_r [out / N], and computes x W_r^T + b_r, which are
+columns of the result. It needs all of x, and its gradient of x is a summand.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, left, local_parameters
-from minifsdp.tensor_parallel.layouts import Layout, from_front, relaid
-from minifsdp.tensor_parallel.parameters import Ranks
+from minifsdp.tensor_parallel.layouts import Layout, check_layouts, from_front, relaid
+from minifsdp.tensor_parallel.parameters import Ranks, local_part
 
 
 @dataclass(kw_only=True)
 class ColwiseParallel(LayerStyle):
-    """An `nn.Linear` or `nn.Embedding` of which each rank makes a part of the features.
+    """An `nn.Linear` or `nn.Embedding` of which each rank computes a part of the output features.
 
     Attributes:
-        input_layouts: of an input that is a plain tensor; default: `Replicate()`.
+        input_layouts: of a plain input; default: `Replicate()`. The parts of a sharded one are equal.
         output_layouts: default: `Shard(-1)`.
-        use_local_output: return this rank's part; False: a DTensor.
-        parts: matrices that lie one below the other in the weight, each of which is cut: 3 for a fused q, k, v. The
-            weight [out, in] becomes a DTensor [parts, out / parts, in] with `Shard(1)`, the bias one of [parts, ..].
-        regather: keep for backward only the part of the input that came, and gather it there once more.
+        use_local_output: return this rank's part as a plain tensor, instead of a DTensor.
+        parts: matrices that are stacked in the weight, each of which is sharded: 3 for a fused q, k, v. The weight
+            [out, in] becomes a DTensor [parts, out / parts, in] with `Shard(1)`, the bias one of [parts, ..];
+            minifsdp.checkpoint translates between these shapes in whole state dicts.
+        regather: keep for backward only this rank's part of a sharded input, and gather it there again.
     """
 
     input_layouts: Layout = None
@@ -44,23 +44,26 @@ class ColwiseParallel(LayerStyle):
     def __post_init__(self) -> None:
         self.input_layouts = self.input_layouts or Replicate()
         self.output_layouts = self.output_layouts or Shard(-1)
+        check_layouts(input_layouts=self.input_layouts, output_layouts=self.output_layouts)
 
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
+        stacked = self.parts not in (None, 1)
         if isinstance(module, nn.Linear):
-            return {name: Shard(0) if self.parts in (None, 1) else Shard(1) for name, _ in module.named_parameters()}
+            return {name: Shard(1) if stacked else Shard(0) for name, _ in module.named_parameters()}
         if not isinstance(module, nn.Embedding):
             raise TypeError(f"ColwiseParallel is for nn.Linear and nn.Embedding, not {type(module).__name__}")
         if module.max_norm is not None or module.sparse:
             raise ValueError("ColwiseParallel cannot cut an nn.Embedding with max_norm or sparse gradients: unset them")
+        if stacked:
+            raise ValueError(f"ColwiseParallel(parts={self.parts}) of an nn.Embedding: parts are those of an nn.Linear")
         return {"weight": Shard(1)}
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        if self.parts is not None and self.parts > 1:
+    def prepare(self, module: nn.Module) -> None:
+        if self.parts not in (None, 1):
             as_parts(cast(nn.Linear, module), self.parts)
-        return super()._apply(module, device_mesh)
 
     def run(self, module: Any, x: Tensor, ranks: Ranks) -> Run:
-        x = _kept(x) if self.regather else x
+        x = _kept(x) if self.regather and isinstance(x, Tensor) else x
         whole = arrived(x, self.input_layouts, Replicate(), ranks, gradient=Partial())
         parameters = local_parameters(module)
         if self.parts not in (None, 1):
@@ -73,30 +76,48 @@ class ColwiseParallel(LayerStyle):
 
 
 def as_parts(module: nn.Linear, parts: int) -> None:
-    """Let the weight be [parts, out / parts, in] and the bias [parts, out / parts], as they are in memory."""
+    """Reshape the weight to [parts, out / parts, in] and the bias to [parts, out / parts], without moving elements.
+
+    Raises:
+        ValueError: the rows do not divide into so many parts.
+    """
     if module.out_features % parts:
         raise ValueError(f"a weight of {module.out_features} rows is not one of {parts} equal parts")
     for name, p in list(module.named_parameters()):
         module.register_parameter(name, nn.Parameter(p.detach().unflatten(0, (parts, -1)), p.requires_grad))
+    module.register_load_state_dict_pre_hook(_refuse_plain)
+
+
+def _refuse_plain(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name, p in module.named_parameters(prefix.removesuffix(".")):
+        found = state_dict.get(name)
+        if isinstance(found, Tensor) and found.ndim < p.ndim:
+            raise ValueError(
+                f"{name} is {list(found.shape)} in the checkpoint and {list(p.shape)} here: load it by "
+                "minifsdp.checkpoint.set_model_state_dict with full_state_dict=True"
+            )
 
 
 @contextmanager
-def _gathered_again(whole: Tensor, part: Tensor, layout: Layout, ranks: Ranks) -> Iterator[None]:
-    """Autograd saves `part`, which is `_kept`, instead of `whole`, and gathers `whole` again when backward asks for it.
+def _gathered_again(whole: Tensor, x: Tensor, layout: Layout, ranks: Ranks) -> Iterator[None]:
+    """Where autograd would save `whole` it saves `x`, which is `_kept`, and backward gathers `whole` again.
 
-    Megatron-LM does so (megatron/core/tensor_parallel/layers.py): one all-gather more, and no rank keeps the whole.
+    As in Megatron-LM (megatron/core/tensor_parallel/layers.py): one more all-gather, and no rank keeps the whole input.
     """
-    memory, keeper = whole.untyped_storage().data_ptr(), cast(Any, part.grad_fn)
-    alone = cast(Any, part if keeper is None else None)  # not part of a graph: nothing else keeps it
+    memory, keeper = whole.untyped_storage().data_ptr(), cast(Any, x.grad_fn)
+    alone = cast(Any, x if keeper is None else None)  # not part of a graph: nothing else keeps it
+    layout = ranks.layout_of(x) if isinstance(x, DTensor) else from_front(layout, x.ndim)
+    size = x.shape[layout.dim] if isinstance(x, DTensor) and layout.is_shard() else None
 
     def pack(saved: Tensor) -> Any:
-        return saved.shape if saved.untyped_storage().data_ptr() == memory else saved
+        return saved.shape if memory and saved.untyped_storage().data_ptr() == memory else saved
 
     def unpack(packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
         (kept,) = (alone,) if keeper is None else keeper.saved_tensors
-        return relaid(kept, from_front(layout, kept.ndim), Replicate(), ranks.group, label=ranks.label).view(packed)
+        part = local_part(kept.detach())
+        return relaid(part, layout, Replicate(), ranks.group, size, ranks.label).view(packed)
 
     with saved_tensors_hooks(pack, unpack):
         yield
@@ -112,7 +133,7 @@ class _Kept(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:
         ctx.save_for_backward(part)
-        return part.view_as(part)
+        return part.detach()  # of an empty DTensor there is no view
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:

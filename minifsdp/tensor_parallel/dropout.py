@@ -1,9 +1,11 @@
-"""Random numbers of tensor-parallel ranks: equal where all compute the same, different where each has its own part.
+"""Random numbers of tensor-parallel ranks: equal on replicated activations, different on sharded ones.
 
-The ranks of a group start from one seed and draw alike, so a dropout of whole activations has one mask. On parts the
-masks have to differ: there a rank draws from a generator of its own, whose seed is drawn from the common one. So the
-common generators stay equal, and whatever restores their state, such as recomputation, repeats all masks
-(Megatron-LM keeps a second generator instead, megatron/core/tensor_parallel/random.py).
+The ranks of a group start from the same seed and draw the same numbers, which gives replicated activations the same
+mask. On sharded activations masks have to differ: there a rank draws from a generator of its own, whose seed is drawn
+from the common one. The common generators stay equal, and restoring their state, as recomputation and checkpoints do,
+repeats all masks (Megatron-LM keeps a second generator instead, megatron/core/tensor_parallel/random.py).
+
+With data parallelism outside, seed by its rank: `torch.manual_seed(seed + mesh.get_local_rank("dp"))`.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from torch import nn
 from minifsdp import private
 from minifsdp.comm import Group
 
-_RANKS = 1 << 20  # seeds of one draw lie this far apart
+_RANKS = 1 << 20  # more than there are ranks: the seeds of two draws do not overlap
 
 
 @contextmanager
 def own_random_numbers(group: Group, device: torch.device) -> Iterator[None]:
-    """Inside, this rank draws numbers that the others do not; afterwards all go on alike."""
+    """Inside, each rank draws other numbers; afterwards all of them draw equal ones again."""
     drawn = int(torch.randint(1 << 40, ()))  # from the host's generator: it needs no wait
     with torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type):
         torch.default_generator.manual_seed(drawn * _RANKS + group.rank())
@@ -32,5 +34,5 @@ def own_random_numbers(group: Group, device: torch.device) -> Iterator[None]:
 
 
 def drops(module: nn.Module) -> bool:
-    """True if the module draws masks in its forward."""
+    """True if the module's forward draws masks."""
     return module.training and any(isinstance(m, private.AnyDropout) and m.p > 0 for m in module.modules())

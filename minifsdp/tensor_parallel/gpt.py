@@ -1,4 +1,4 @@
-"""The course's GPT over tensor-parallel ranks: to be read last."""
+"""Tensor parallelism for the course's GPT."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from minifsdp.tensor_parallel.sequence import Replicated, SequenceParallel
 
 
 def parallelize_gpt(model: Any, mesh: DeviceMesh, sequence: bool = False, regather: bool = False) -> Any:
-    """Cut a `minifsdp.course.ladder.model.GPT` in place; it is called as before, with the same batch on every rank.
+    """Parallelize a `minifsdp.course.ladder.model.GPT` in place; every rank calls it with the same batch.
 
     Per block and micro-batch two collectives forward and two backward move b s h elements each: all-reduces, or with
     sequence parallelism all-gathers and reduce-scatters, two of each in each direction.
@@ -29,11 +29,12 @@ def parallelize_gpt(model: Any, mesh: DeviceMesh, sequence: bool = False, regath
     Args:
         model: whole, on every rank.
         mesh: of one dimension, the tensor-parallel ranks, which divide the number of heads.
-        sequence: cut what lies between the blocks' cut layers along the sequence.
-        regather: then keep for backward only parts of the inputs of layers by columns, and gather them there again.
+        sequence: shard the activations between the parallel layers along the sequence.
+        regather: then keep for backward only this rank's part of the inputs of column-parallel layers, and gather them
+            there again.
 
     Raises:
-        ValueError: the ranks do not divide the heads; in forward, with `sequence`: the length of the sequences.
+        ValueError: the heads do not divide among the ranks; in forward, with `sequence`: the tokens do not.
     """
     for block in model.blocks:
         divide(block, mesh, "heads")
@@ -61,7 +62,7 @@ def parallelize_gpt(model: Any, mesh: DeviceMesh, sequence: bool = False, regath
 
 @dataclass
 class _WholeModel(LayerStyle):
-    """Tokens [batch, context] -> the loss, of logits that stay cut."""
+    """Tokens [batch, context] -> the loss, of sharded logits."""
 
     sequence: bool
 

@@ -1,4 +1,4 @@
-"""A layer that computes on this rank's parts: its parameters are cut, and something surrounds its forward."""
+"""A layer that computes on this rank's part: its parameters are sharded, and code runs around its forward."""
 
 from __future__ import annotations
 
@@ -12,60 +12,86 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from minifsdp.tensor_parallel.layouts import Layout, from_front, layout_of, move
+from minifsdp.tensor_parallel.layouts import Layout, from_front, move
 from minifsdp.tensor_parallel.parameters import Ranks, distribute, local_part, local_parts, placed
 
 Run: TypeAlias = Generator[tuple[Tensor, dict[str, Any]], Tensor, Tensor]
-"""Yields the module's input and its attributes meanwhile; is sent the module's output, returns the layer's."""
+"""Yields the module's input and the attributes it has during its forward, receives its output, returns the layer's."""
 
 _RUNS = "_tensor_parallel_runs"
 
 
 class LayerStyle(ParallelStyle):
-    """What to do to one layer; the module's own forward computes."""
+    """How one layer is parallelized; the module's own forward does the computation."""
 
     @abstractmethod
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
-        """How each parameter is to lie, by its name.
+        """The layout of each parameter, by name.
 
         Raises:
             ValueError, TypeError: the style does not fit the module.
         """
 
+    def prepare(self, module: nn.Module) -> None:
+        """Called before the parameters are distributed, on a module that the style fits."""
+
     @abstractmethod
     def run(self, module: nn.Module, x: Tensor, ranks: Ranks) -> Run:
-        """One forward: what comes before the module's own, `yield`, what follows."""
+        """One forward: the part before the module's own, `yield`, the part after it."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for name, layout in self.layouts(module).items():
+        layouts = self._checked_layouts(module)
+        self.prepare(module)
+        for name, layout in layouts.items():
             p = module.get_parameter(name)
             module.register_parameter(name, distribute(p, device_mesh, layout, self.src_data_rank))
 
         ranks = Ranks.of(device_mesh, module)
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            name = None if args else next(iter(kwargs))  # its first argument, if that was given by name
+            _check_call(module, layouts, args, kwargs)
+            name = None if args else next(iter(kwargs))  # the first argument, if it was passed by name
             run = self.run(module, kwargs[name] if name else args[0], ranks)
             x = _begin(module, run)
             return (args, {**kwargs, name: x}) if name else ((x, *args[1:]), kwargs)
 
+        module.__dict__[_RUNS] = []
         module.register_forward_pre_hook(before, with_kwargs=True)
         module.register_forward_hook(_end, always_call=True)
         return module
 
+    def _checked_layouts(self, module: nn.Module) -> dict[str, Layout]:
+        style, kind = type(self).__name__, type(module).__name__
+        if _RUNS in module.__dict__:
+            raise ValueError(f"{style} of a {kind} that has a style: give each module one")
+        layouts = self.layouts(module)
+        inner = [name for name in layouts if "." in name]
+        if inner:
+            raise ValueError(f"{style} of a {kind} that has {inner[0]}: give {style} to its submodules")
+        return layouts
+
+
+def _check_call(module: nn.Module, layouts: dict[str, Layout], args: Any, kwargs: Any) -> None:
+    kind = type(module).__name__
+    if not (args or kwargs):
+        raise TypeError(f"{kind} was called without an input: its style is about the first one")
+    for name in layouts:
+        if name not in module._parameters:  # torch's DDP makes attributes of DTensors
+            raise TypeError(f"{name} of a parallel {kind} is no parameter any more: wrap models by minifsdp's DDP")
+
 
 def _begin(module: nn.Module, run: Run) -> Tensor:
-    """The first half of a run; the module has other attributes from then on."""
+    """The first half of a run; from here on the module has other attributes."""
     x, meanwhile = next(run)
     state = module.__dict__
-    state.setdefault(_RUNS, []).append((run, {name: state[name] for name in meanwhile}))
+    state[_RUNS].append((run, {name: state[name] for name in meanwhile}))
     state.update(meanwhile)
     return x
 
 
 def _end(module: nn.Module, args: Any, output: Any) -> Any:
-    """The second half: the module is itself again, even after an error."""
-    if not module.__dict__.get(_RUNS):  # the first half has raised
+    """The second half; it restores the module's attributes, also after an error."""
+    if not module.__dict__[_RUNS]:  # the first half has raised
         return None
     run, before = module.__dict__[_RUNS].pop()
     module.__dict__.update(before)
@@ -79,22 +105,41 @@ def _end(module: nn.Module, args: Any, output: Any) -> Any:
 
 
 def local_parameters(module: nn.Module, gradient: Layout | None = None) -> dict[str, Any]:
-    """This rank's parts of the module's parameters, whose gradients all lie as `gradient`; None: as the parameters."""
-    names = [name for name, p in module._parameters.items() if p is not None]
-    parts = local_parts([module._parameters[name] for name in names], gradient)
-    return {**module._parameters, **dict(zip(names, parts, strict=True))}
+    """This rank's parts of the module's parameters.
+
+    Args:
+        gradient: the layout of all their gradients; None: that of each parameter.
+
+    Raises:
+        TypeError: a parameter has been replaced by a plain tensor, whose layout is unknown.
+    """
+    parameters: dict[str, Any] = module._parameters
+    names = [name for name, p in parameters.items() if p is not None]
+    for name in names:
+        if not isinstance(parameters[name], DTensor):
+            kind = type(module).__name__
+            raise TypeError(f"{name} of a parallel {kind} is a plain tensor: make it a DTensor by distribute_tensor")
+    parts = local_parts([parameters[name] for name in names], gradient)
+    return {**parameters, **dict(zip(names, parts, strict=True))}
 
 
 def arrived(x: Tensor, layout: Layout, wanted: Layout, ranks: Ranks, gradient: Layout | None = None) -> Tensor:
-    """This rank's part, as `wanted`, of an input that is a DTensor, or a plain tensor that lies as `layout`.
+    """This rank's part, in the layout `wanted`, of an input.
 
     Args:
-        gradient: the layout of its gradient; None: as `wanted`. That of a DTensor is not moved if it need not be: the
-            gradients of all its users are summed first.
+        x: a DTensor, or a plain tensor, which is this rank's part.
+        layout: that of a plain tensor, whose parts are equal.
+        gradient: the layout of the gradient; None: `wanted`. That of a DTensor keeps this layout unless the input is
+            moved: autograd sums the gradients of all its users first.
+
+    Raises:
+        TypeError, ValueError: the input is no tensor, or a DTensor on other ranks.
     """
     if not isinstance(x, DTensor):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"the first input of a parallel layer is a {type(x).__name__}: pass a tensor")
         return move(x, layout, wanted, ranks.group, gradient, label=ranks.label)
-    found, wanted = layout_of(x), from_front(wanted, x.ndim)
+    found, wanted = ranks.layout_of(x), from_front(wanted, x.ndim)
     if found == wanted:
         return local_part(x, gradient)
     size = x.shape[found.dim] if found.is_shard() else None
@@ -104,14 +149,26 @@ def arrived(x: Tensor, layout: Layout, wanted: Layout, ranks: Ranks, gradient: L
 def left(
     y: Tensor, source: Layout, target: Layout, ranks: Ranks, local: bool, shape: torch.Size | None = None
 ) -> Tensor:
-    """An output that lies as `source`, moved to `target`: this rank's part if `local`, otherwise a DTensor.
+    """An output, moved from layout `source` to `target`: this rank's part if `local`, otherwise a DTensor.
 
     Args:
-        shape: of the whole; None: as that of `y`.
+        shape: of the whole tensor; None: that of `y`.
+
+    Raises:
+        TypeError: the output is no tensor.
+        ValueError: `local`, and the parts of the batch or the sequence would differ in length: a plain tensor carries
+            the length of its own part alone, and a gather of unequal parts would fail on some ranks and hang on others.
     """
+    if not isinstance(y, Tensor):
+        raise TypeError(f"a parallel layer returns a {type(y).__name__}: this style is for those that return a tensor")
     shape = y.shape if shape is None else shape
     if not local:
         return placed(y, source, target, ranks, shape)
-    source = from_front(source, y.ndim)
+    source, target = from_front(source, y.ndim), from_front(target, y.ndim)
+    if target.is_shard() and target != source and target.dim < y.ndim - 1 and shape[target.dim] % ranks.group.size():
+        raise ValueError(
+            f"dimension {target.dim} of {list(shape)} has no equal parts on {ranks.group.size()} ranks: pad it, or set "
+            "use_local_output=False"
+        )
     size = shape[source.dim] if source.is_shard() else None
     return move(y, source, target, ranks.group, size=size, label=ranks.label)

@@ -1,20 +1,20 @@
-"""How a tensor lies on N ranks, and how to get from one layout to another.
+"""The layout of a tensor on N ranks, and moves from one layout to another.
 
-    Replicate()   every rank has the whole
-    Shard(d)      each has a part along dimension d, in rank order, as `torch.chunk` cuts
-    Partial()     each has a summand of every element
+    Replicate()   every rank has the whole tensor
+    Shard(d)      every rank has a part along dimension d, in rank order, as `torch.chunk` cuts
+    Partial()     every rank has a summand of the whole tensor
 
-A move changes the layout. Its backward is a move as well: of the gradient, from the layout in which it arrives to the
-one of what has been moved. A summand's gradient is that of the sum, so what was `Partial` gets a whole one.
+A move changes the layout. Its backward is a move of the gradient, from the layout in which the gradient arrives to that
+of the input. The gradient of a summand is the gradient of the sum: a `Partial` input gets a `Replicate` gradient.
 
     move                    gradient    forward          backward
-    Replicate -> Replicate  Partial     nothing          all-reduce       f: into a layer that is cut by columns
-    Partial -> Replicate                all-reduce       nothing          g: out of a layer that is cut by rows
+    Replicate -> Replicate  Partial     nothing          all-reduce       f: into a column-parallel layer
+    Partial -> Replicate                all-reduce       nothing          g: out of a row-parallel layer
     Shard -> Replicate      Partial     all-gather       reduce-scatter   f with sequence parallelism
     Partial -> Shard                    reduce-scatter   all-gather       g with sequence parallelism
-    Shard -> Replicate      Replicate   all-gather       take the part    where all ranks go on with the whole
+    Shard -> Replicate      Replicate   all-gather       take the part    where all ranks continue on the whole
     Replicate -> Shard                  take the part    all-gather       where a sequence-parallel region begins
-    Replicate -> Partial                rank 0 keeps it  nothing          a bias, before a sum of summands
+    Replicate -> Partial                rank 0 keeps it  nothing          a bias, before summands are reduced
 
 f and g are those of Megatron-LM (arXiv 1909.08053, section 3), the others of arXiv 2205.05198, section 4.2.2.
 """
@@ -26,21 +26,22 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from minifsdp import comm
 from minifsdp.comm import Group, Label
 
 Layout: TypeAlias = Any
-"""`Replicate()`, `Shard(dim)` or `Partial()`: torch's placements, on one dimension of a mesh."""
+"""`Replicate()`, `Shard(dim)` or `Partial()`: torch's placement on one dimension of a mesh."""
 
 
 def f(x: Tensor, group: Group) -> Tensor:
-    """Into layers that are cut by columns: each rank's gradient is a summand."""
+    """Into column-parallel layers: each rank's gradient is a summand."""
     return move(x, Replicate(), Replicate(), group, gradient=Partial())
 
 
 def g(x: Tensor, group: Group) -> Tensor:
-    """Out of a layer that is cut by rows: each rank's output is a summand."""
+    """Out of a row-parallel layer: each rank's output is a summand."""
     return move(x, Partial(), Replicate(), group)
 
 
@@ -53,62 +54,91 @@ def move(
     size: int | None = None,
     label: Label | None = None,
 ) -> Tensor:
-    """This rank's part in layout `target` of a tensor of which it has `x` in layout `source`.
+    """Move a tensor from layout `source` to layout `target`.
 
     Args:
-        x: this rank's part.
-        source: its layout.
-        target: the layout that is wanted.
+        x: this rank's part in `source`.
+        source: the layout of `x`.
+        target: the layout of the result.
         group: the ranks.
-        gradient: the layout of the gradient that comes back; None: that of the gradient of `target`.
+        gradient: the layout in which the result's gradient arrives; None: `of_gradient(target)`.
         size: length of the whole tensor along the dimension that `source` shards; None: N equal parts.
         label: the subject of its collectives, in both directions.
+
+    Returns:
+        This rank's part in `target`; `x` itself if there is nothing to do.
     """
     source, target = from_front(source, x.ndim), from_front(target, x.ndim)
     gradient = of_gradient(target) if gradient is None else gradient
     if source == target and gradient == of_gradient(source):
         return x
-    moved: Tensor = _Move.apply(x, source, target, gradient, group, size, label)  # type: ignore[no-untyped-call]
-    return moved
+    whole = x.shape[gradient.dim] if gradient.is_shard() and not source.is_shard(gradient.dim) else size
+    return _moved(x, (source, target, group, size, label), (gradient, of_gradient(source), group, whole, label))
 
 
 def from_front(layout: Layout, ndim: int) -> Layout:
-    """The layout with its dimension counted from the front."""
-    return Shard(layout.dim + ndim) if layout.is_shard() and layout.dim < 0 else layout
+    """The layout with its dimension counted from the front.
+
+    Raises:
+        ValueError: the tensor lacks that dimension.
+    """
+    if not layout.is_shard():
+        return layout
+    if not -ndim <= layout.dim < ndim:
+        raise ValueError(f"{layout} of a tensor with {ndim} dimensions: choose one that it has")
+    return Shard(layout.dim + ndim) if layout.dim < 0 else layout
 
 
 def layout_of(x: Any) -> Layout:
-    """That of a DTensor on one dimension of a mesh."""
-    (layout,) = x.placements
+    """The layout of a DTensor on a mesh of one dimension.
+
+    Raises:
+        ValueError: its mesh has more dimensions, or its summands do not add up to it, as those of an average.
+    """
+    layout, *others = x.placements
+    if others:
+        raise ValueError(f"a DTensor on {x.device_mesh}: a layer takes one on its tensor-parallel ranks only")
+    check_layouts(x=layout)
     return layout
 
 
+def check_layouts(**layouts: Any) -> None:
+    """
+    Raises:
+        TypeError: one of them is no layout.
+        ValueError: it is another of torch's placements.
+    """
+    for name, layout in layouts.items():
+        if not isinstance(layout, Placement):
+            raise TypeError(f"{name} = {layout!r}: give Shard(dim), Replicate() or Partial()")
+        if not (layout.is_shard() or layout.is_replicate() or layout.is_partial("sum")):
+            raise ValueError(f"{name} = {layout}: give Shard(dim), Replicate() or Partial()")
+
+
 def of_gradient(layout: Layout) -> Layout:
-    """The layout of the gradient of a tensor that lies so: that of a sum's summands is whole."""
+    """The layout of a tensor's gradient: that of a summand is the whole gradient of the sum."""
     return Replicate() if layout.is_partial() else layout
 
 
+def _moved(x: Tensor, there: tuple[Any, ...], back: tuple[Any, ...]) -> Tensor:
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return relaid(x, *there)
+    moved: Tensor = _Move.apply(x, there, back)  # type: ignore[no-untyped-call]
+    return moved
+
+
 class _Move(torch.autograd.Function):
+    """A move there, of a value, and back, of its gradient; in a backward of backward each is the other's transpose."""
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        source: Layout,
-        target: Layout,
-        gradient: Layout,
-        group: Group,
-        size: int | None,
-        label: Label | None,
-    ) -> Tensor:
-        moved = relaid(x, source, target, group, size, label)
-        if gradient.is_shard() and not source.is_shard(gradient.dim):
-            size = x.shape[gradient.dim]
-        ctx.back = (gradient, of_gradient(source), group, size, label)
+    def forward(ctx: Any, x: Tensor, there: tuple[Any, ...], back: tuple[Any, ...]) -> Tensor:
+        ctx.there, ctx.back = there, back
+        moved = relaid(x, *there)
         return moved.view_as(moved) if moved is x else moved
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return relaid(gradient, *ctx.back), None, None, None, None, None, None
+        return _moved(gradient, ctx.back, ctx.there), None, None
 
 
 def relaid(
@@ -127,7 +157,7 @@ def relaid(
     return whole
 
 
-# Collectives join and cut along the first dimension, in equal parts: others are moved there, and padded.
+# Collectives concatenate and split along the first dimension, in equal parts: other dimensions move there, padded.
 
 
 def all_reduced(x: Tensor, group: Group, label: Label | None = None) -> Tensor:
@@ -138,13 +168,13 @@ def all_reduced(x: Tensor, group: Group, label: Label | None = None) -> Tensor:
 
 
 def all_gathered(x: Tensor, dim: int, group: Group, size: int | None = None, label: Label | None = None) -> Tensor:
-    """The ranks' parts, joined along `dim` to a length of `size`; None: all parts are as long as this one."""
+    """The ranks' parts, concatenated along `dim` to a length of `size`; None: all parts are as long as this one."""
     first = x.movedim(dim, 0)
     rows = first.shape[0] if size is None else -(-size // group.size())
     first = _padded(first, rows)
     whole = first.new_empty(group.size() * rows, *first.shape[1:])
     comm.all_gather(whole.view(-1), first.view(-1), group, label).wait()
-    return whole[:size].movedim(0, dim).contiguous().contiguous()
+    return whole[:size].movedim(0, dim).contiguous()
 
 
 def reduce_scattered(x: Tensor, dim: int, group: Group, label: Label | None = None) -> Tensor:
@@ -154,22 +184,22 @@ def reduce_scattered(x: Tensor, dim: int, group: Group, label: Label | None = No
     first = _padded(first, group.size() * rows)
     part = first.new_empty(rows, *first.shape[1:])
     comm.reduce_scatter(part.view(-1), first.view(-1), group, label=label).wait()
-    return part[: max(0, length - group.rank() * rows)].movedim(0, dim).contiguous().contiguous()
+    return part[: max(0, length - group.rank() * rows)].movedim(0, dim).contiguous()
 
 
 def part_of(x: Tensor, dim: int, group: Group) -> Tensor:
-    """This rank's part along `dim` of what every rank has whole, a view; the last ranks' may be shorter, or empty."""
+    """This rank's part along `dim` of a replicated tensor, a view; the last ranks' parts may be shorter, or empty."""
     length, start = x.shape[dim], first_of(x.shape[dim], group)
     return x.narrow(dim, start, min(-(-length // group.size()), length - start))
 
 
 def first_of(length: int, group: Group) -> int:
-    """Where this rank's part of so many elements begins."""
+    """The index of this rank's first of so many elements."""
     return min(-(-length // group.size()) * group.rank(), length)
 
 
 def _padded(x: Tensor, rows: int) -> Tensor:
-    """Contiguous, with zeros up to so many rows."""
+    """The tensor, contiguous, with zeros up to so many rows."""
     if x.shape[0] == rows:
         return x.contiguous()
     padded = x.new_zeros(rows, *x.shape[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
+from functools import cache
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -40,21 +41,25 @@ def parallelize_module(
         src_data_rank: the rank of the mesh whose values all ranks get; None: each keeps its own.
 
     Raises:
-        ValueError: the mesh has several dimensions; a style does not fit; the weight is one of several that are fused,
-            or tied to one that the plan does not name.
+        ValueError: the mesh has several dimensions or lacks this rank; a style does not fit; a weight is a stack of
+            several matrices, or tied to one that the plan does not name.
+        TypeError: the plan is neither a style nor a dict of styles.
     """
     check_labelled_calls()
     mesh = private.current_mesh() if device_mesh is None else device_mesh
     if mesh.ndim != 1:
         raise ValueError(f"a mesh of {mesh.ndim} dimensions: give parallelize_module one of them, such as mesh['tp']")
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"this rank is not on {mesh}: call parallelize_module on its ranks only")
     if parallelize_plan is None:
         warnings.warn("parallelize_module without a plan changes nothing", stacklevel=2)
         return module
+    _stay_out_of_graphs()
     if isinstance(parallelize_plan, ParallelStyle):
         parallelize_plan.src_data_rank = src_data_rank
         return parallelize_plan._apply(module, mesh)
     if not isinstance(parallelize_plan, Mapping):
-        raise TypeError(f"a plan is a style or a dict of them by name, not a {type(parallelize_plan).__name__}")
+        raise TypeError(f"a plan is a style or a dict of styles by name, not a {type(parallelize_plan).__name__}")
     targets = list(_once(_targets(module, parallelize_plan)))
     _check_fused(targets)
     _check_tied(module, targets)
@@ -64,11 +69,17 @@ def parallelize_module(
     return module
 
 
+@cache
+def _stay_out_of_graphs() -> None:
+    """Let `torch.compile` break its graphs at the collectives, and compile the computation between them."""
+    private.leave_uncompiled(("minifsdp.tensor_parallel", "minifsdp.comm", "minifsdp.gloo", "minifsdp.private"))
+
+
 def divide(module: nn.Module, mesh: DeviceMesh, *names: str) -> None:
-    """Let counts that the module keeps, such as that of its heads, be those of one rank.
+    """Divide counts that the module keeps, such as its number of heads, by the number of ranks.
 
     Raises:
-        ValueError: the ranks do not divide one of them.
+        ValueError: one of them has a remainder.
     """
     ranks = mesh.size()
     for name in names:
@@ -83,7 +94,7 @@ def divide(module: nn.Module, mesh: DeviceMesh, *names: str) -> None:
 
 
 def _targets(module: nn.Module, plan: Mapping[str, Any]) -> Iterator[Target]:
-    """Name, module and style of all that a plan names."""
+    """The modules that a plan names."""
     for pattern, style in plan.items():
         found = list(_matches(module, pattern.split(".") if pattern else []))
         if not found:
@@ -93,7 +104,7 @@ def _targets(module: nn.Module, plan: Mapping[str, Any]) -> Iterator[Target]:
 
 
 def _once(targets: Iterable[Target]) -> Iterator[Target]:
-    """One layer style for each module, under however many names it is called."""
+    """One layer style for each module, even if the plan has it under several names."""
     styles: dict[int, tuple[str, ParallelStyle]] = {}
     for name, target, style in targets:
         if isinstance(style, LayerStyle):
@@ -115,12 +126,12 @@ def _matches(module: nn.Module, patterns: list[str], prefix: str = "") -> Iterat
 
 
 def _check_fused(targets: list[Target]) -> None:
-    """Rows of a fused weight, dealt out in order, would give one rank the queries and another the values."""
+    """Cut as one matrix, a fused weight would give one rank the queries and another the values."""
     for name, _, style in targets:
         if name.rpartition(".")[2] in _FUSED and isinstance(style, ColwiseParallel) and style.parts is None:
             raise ValueError(
-                f"{name} looks like several matrices in one, each of which must be cut: say how many, as in "
-                "ColwiseParallel(parts=3); parts=1 if it is a single one, or one head's rows lie together"
+                f"{name} looks like a stack of matrices, each of which must be sharded: give their number, as in "
+                "ColwiseParallel(parts=3); parts=1 if it is one matrix, or its rows are ordered by heads"
             )
 
 

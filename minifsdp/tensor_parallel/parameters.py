@@ -1,8 +1,8 @@
-"""Parameters cut over ranks, or copied to them, as torch's DTensors; and their local parts in a computation.
+"""Parameters as torch's DTensors, sharded or replicated; and their local parts, on which layers compute.
 
-A DTensor knows its whole shape and its layout, so state dicts, optimizers, clipping, checkpoints and `fully_shard` work
-with it. Computing with DTensors means to derive at every operator how the result lies. Our layers know that: they
-compute on local parts, and only name the layout of each gradient.
+A DTensor carries its whole shape and its layout, so state dicts, optimizers, clipping, checkpoints and `fully_shard`
+work on it. An operator on DTensors has to derive the layout of its result. The layers here know it in advance: they
+compute on local parts, and name the layout of each gradient.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from minifsdp import comm, private
 from minifsdp.comm import Group, Label
 from minifsdp.process_groups import mesh_group
-from minifsdp.tensor_parallel.layouts import Layout, from_front, layout_of, of_gradient, part_of, relaid
+from minifsdp.tensor_parallel.layouts import Layout, from_front, layout_of, move, of_gradient, part_of, relaid
 
-_cut: Any = WeakIdKeyDictionary()  # by the parameter that was: a tied one is found again, and stays tied
+_cut: Any = WeakIdKeyDictionary()  # DTensors by the parameters that they replace, so that tied ones stay tied
 names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 """Of modules in their model, for the labels of their collectives."""
 
@@ -32,7 +32,7 @@ class Ranks(NamedTuple):
 
     Attributes:
         mesh: of one dimension.
-        group: that of the mesh, which takes a while to ask for.
+        group: that of the mesh, kept because to look it up takes longer than a small layer.
         label: the layer, as the subject of its collectives.
     """
 
@@ -46,23 +46,36 @@ class Ranks(NamedTuple):
         name = names.get(module) if module is not None else None
         return Ranks(mesh, mesh_group(mesh, 0), Label(f"{name} ({kind})" if name else kind) if module else None)
 
+    def layout_of(self, x: Any) -> Layout:
+        """The layout of a DTensor on these ranks.
+
+        Raises:
+            ValueError: it is on others, or on a mesh of several dimensions.
+        """
+        layout, mesh = layout_of(x), x.device_mesh
+        if mesh is not self.mesh and mesh != self.mesh:
+            raise ValueError(f"a DTensor on {mesh} in a layer on {self.mesh}: move it there, or pass to_local()")
+        return layout
+
 
 def distribute(p: nn.Parameter, mesh: DeviceMesh, layout: Layout, source: int | None) -> nn.Parameter:
-    """The parameter as a DTensor that lies so; the same one for all users of a tied parameter.
+    """The parameter as a DTensor; the same one for all users of a tied parameter.
 
     Args:
-        p: whole, the same on all ranks unless `source` says whose values count.
+        p: whole on every rank.
         mesh: one dimension.
         layout: `Shard(dim)` or `Replicate()`.
-        source: the rank of `mesh` whose values all get; None: each keeps its own.
+        source: the rank of `mesh` whose values all ranks get; None: each keeps its own.
 
     Raises:
-        ValueError: a tied parameter is wanted in another layout than before.
+        ValueError: it is sharded over other ranks already; or it is tied, and another user has another layout.
     """
     if isinstance(p, DTensor):
+        if p.device_mesh != mesh:
+            raise ValueError(f"a parameter {list(p.shape)} is on {p.device_mesh}: apply styles before fully_shard")
         if p.placements != (layout,):
             raise ValueError(
-                f"a tied parameter would lie as {p.placements[0]} and as {layout}: change one user's style"
+                f"a tied parameter cannot be {p.placements[0]} for one user and {layout} for another: change a style"
             )
         return p
     if p not in _cut:
@@ -83,15 +96,15 @@ def local_part(t: Tensor, gradient: Layout | None = None) -> Tensor:
 
 
 def local_parts(tensors: Sequence[Any], gradient: Layout | None = None) -> Sequence[Tensor]:
-    """This rank's parts of DTensors, for a computation; plain tensors are left alone.
+    """This rank's parts of DTensors, as inputs of a computation; plain tensors are returned as they are.
 
     Args:
-        gradient: how the gradients lie that come back; None: as the tensors do.
+        gradient: the layout of the gradients; None: that of each tensor.
     """
-    if not all(isinstance(t, DTensor) for t in tensors):
-        return [local_parts([t], gradient)[0] if isinstance(t, DTensor) else t for t in tensors]
-    parts: Sequence[Tensor] = _LocalParts.apply([_spec(t, gradient) for t in tensors], *tensors)  # type: ignore[no-untyped-call]
-    return parts
+    trained = [t for t in tensors if isinstance(t, DTensor) and t.requires_grad and torch.is_grad_enabled()]
+    parts = iter(_LocalParts.apply([_spec(t, gradient) for t in trained], *trained) if trained else ())  # type: ignore[no-untyped-call]
+    wanted = set(map(id, trained))
+    return [next(parts) if id(t) in wanted else private.local_of(t) if isinstance(t, DTensor) else t for t in tensors]
 
 
 def _spec(t: Any, layout: Layout | None) -> Any:
@@ -102,7 +115,7 @@ def _spec(t: Any, layout: Layout | None) -> Any:
 
 
 class _LocalParts(torch.autograd.Function):
-    """Of several tensors at once: an autograd function costs more than what this one does."""
+    """Takes several tensors at once: the call of an autograd function costs more than its work here."""
 
     @staticmethod
     def forward(ctx: Any, specs: Sequence[Any], *tensors: Any) -> tuple[Tensor, ...]:
@@ -112,15 +125,22 @@ class _LocalParts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        made = (None if g is None else private.with_spec(g, spec) for g, spec in zip(gradients, ctx.specs, strict=True))
+        made = (None if g is None else _as_dtensor(g, spec) for g, spec in zip(gradients, ctx.specs, strict=True))
         return None, *made
 
 
+def _as_dtensor(gradient: Tensor, spec: Any) -> Any:
+    if not gradient.requires_grad:
+        return private.with_spec(gradient, spec)
+    (layout,) = spec.placements  # backward of backward
+    return _Placed.apply(gradient, layout, spec, Ranks.of(spec.mesh))  # type: ignore[no-untyped-call]
+
+
 def placed(x: Tensor, source: Layout, target: Layout, ranks: Ranks, shape: torch.Size) -> Tensor:
-    """A DTensor that lies as `target`, of this rank's `x`, which lies as `source`; its gradient may lie in any way.
+    """A DTensor in layout `target`, made of this rank's part `x` in layout `source`; its gradient may have any layout.
 
     Args:
-        shape: of the whole.
+        shape: of the whole tensor.
     """
     source, target = from_front(source, x.ndim), from_front(target, x.ndim)
     dtensor: Tensor = _Placed.apply(x, source, private.spec(ranks.mesh, target, shape, x.dtype), ranks)  # type: ignore[no-untyped-call]
@@ -140,4 +160,5 @@ class _Placed(torch.autograd.Function):
         found = layout_of(gradient)
         size = gradient.shape[found.dim] if found.is_shard() else None
         ranks: Ranks = ctx.ranks
-        return relaid(private.local_of(gradient), found, ctx.back, ranks.group, size, ranks.label), None, None, None
+        back = move(local_part(gradient), found, ctx.back, ranks.group, size=size, label=ranks.label)
+        return back, None, None, None

@@ -1,6 +1,6 @@
-"""Inputs and outputs of a module whose layers are cut: moved to other layouts (torch/.../parallel/style.py).
+"""Inputs and outputs of a module, moved to other layouts (torch/distributed/tensor/parallel/style.py).
 
-A plain tensor is taken to lie as it is said to; a DTensor knows.
+A DTensor carries its layout; that of a plain tensor is an argument of the style.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
-from torch.distributed.tensor.placement_types import Placement
 
 from minifsdp.tensor_parallel.layer import left
-from minifsdp.tensor_parallel.layouts import Layout, from_front, layout_of
+from minifsdp.tensor_parallel.layouts import Layout, check_layouts, from_front
 from minifsdp.tensor_parallel.parameters import Ranks, local_part
 
 Layouts: TypeAlias = Layout | tuple[Layout | None, ...] | None
@@ -27,13 +26,13 @@ class PrepareModuleInput(ParallelStyle):
     """Moves a module's inputs.
 
     Attributes:
-        input_layouts: of positional inputs, if plain; None in place of a layout leaves the input alone.
-        desired_input_layouts: those that the module is to get; as many.
+        input_layouts: of plain positional inputs; None instead of a layout leaves an input alone.
+        desired_input_layouts: those that the module receives; as many.
         input_kwarg_layouts, desired_input_kwarg_layouts: of inputs by name.
-        use_local_output: hand over this rank's parts; False: DTensors.
+        use_local_output: pass this rank's parts on as plain tensors, instead of DTensors.
 
     Raises:
-        ValueError: there are more or fewer desired layouts than given ones; at forward, than inputs.
+        ValueError: the numbers of given and desired layouts differ; in forward, those of layouts and inputs.
     """
 
     input_layouts: Layouts = None
@@ -80,12 +79,12 @@ class PrepareModuleOutput(ParallelStyle):
     """Moves a module's outputs.
 
     Attributes:
-        output_layouts: of outputs that are plain; None in place of a layout leaves the output alone.
-        desired_output_layouts: those that the caller is to get; as many.
-        use_local_output: return this rank's parts; False: DTensors.
+        output_layouts: of plain outputs; None instead of a layout leaves an output alone.
+        desired_output_layouts: those that the caller receives; as many.
+        use_local_output: return this rank's parts as plain tensors, instead of DTensors.
 
     Raises:
-        ValueError: there are more or fewer desired layouts than given ones; at forward, than outputs.
+        ValueError: the numbers of given and desired layouts differ; in forward, those of layouts and outputs.
     """
 
     output_layouts: Layouts
@@ -143,7 +142,9 @@ class PrepareModuleInputOutput(ParallelStyle):
 
 
 def _several(layouts: Layouts) -> Any:
-    return (layouts,) if isinstance(layouts, Placement) else layouts
+    several = layouts if layouts is None or isinstance(layouts, tuple | list) else (layouts,)
+    check_layouts(**{f"layout {number}": each for number, each in enumerate(several or ()) if each is not None})
+    return several
 
 
 def _check_lengths(name: str, these: Any, other: str, those: Any) -> None:
@@ -162,10 +163,10 @@ def _laid(x: Any, given: Layout | None, desired: Layout | None, ranks: Ranks, lo
     if given is None:
         return x
     if not isinstance(x, Tensor):
-        raise ValueError(f"a layout is given for {x!r}, which is not a tensor: give None in its place")
+        raise ValueError(f"a layout is given for {x!r}, which is not a tensor: give None instead")
     shape = x.shape
     if isinstance(x, DTensor):
-        given, x = layout_of(x), local_part(x)
+        given, x = ranks.layout_of(x), local_part(x)
     elif (given := from_front(given, x.ndim)).is_shard():
         shape = torch.Size(n * (ranks.group.size() if dim == given.dim else 1) for dim, n in enumerate(shape))
     return left(x, given, given if desired is None else desired, ranks, local, shape)

@@ -1,8 +1,8 @@
-"""A layer by rows: each rank makes a summand of all features.
+"""A row-parallel layer: each rank computes a summand of all output features.
 
-x W^T + b with W [out, in]: rank r has columns W_r [out, in / N] and makes x_r W_r^T of its features of x. The sum over
-the ranks is the result; the first rank adds b to its summand. An embedding by rows has V / N tokens of the vocabulary:
-for others it makes zeros.
+x W^T + b with W [out, in]: rank r holds columns W_r [out, in / N] and computes x_r W_r^T of its features of x. The sum
+over the ranks is the result; the first rank adds b to its summand. A row-parallel embedding holds V / N tokens of the
+vocabulary, and returns zeros for the others.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, left, local_parameters
-from minifsdp.tensor_parallel.layouts import Layout, first_of, move
+from minifsdp.tensor_parallel.layouts import Layout, check_layouts, first_of, move
 from minifsdp.tensor_parallel.parameters import Ranks
 
 
 @dataclass(kw_only=True)
 class RowwiseParallel(LayerStyle):
-    """An `nn.Linear` or `nn.Embedding` of which each rank makes a summand of all features.
+    """An `nn.Linear` or `nn.Embedding` of which each rank computes a summand of all output features.
 
     Attributes:
-        input_layouts: of an input that is a plain tensor; default: `Shard(-1)`.
+        input_layouts: of a plain input; default: `Shard(-1)`. The parts of an input in another `Shard` are equal.
         output_layouts: default: `Replicate()`.
-        use_local_output: return this rank's part; False: a DTensor.
+        use_local_output: return this rank's part as a plain tensor, instead of a DTensor.
     """
 
     input_layouts: Layout = None
@@ -36,6 +36,7 @@ class RowwiseParallel(LayerStyle):
     def __post_init__(self) -> None:
         self.input_layouts = self.input_layouts or Shard(-1)
         self.output_layouts = self.output_layouts or Replicate()
+        check_layouts(input_layouts=self.input_layouts, output_layouts=self.output_layouts)
 
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
         if isinstance(module, nn.Linear):
@@ -55,7 +56,7 @@ class RowwiseParallel(LayerStyle):
 def _multiplied(style: RowwiseParallel, module: Any, x: Tensor, ranks: Ranks) -> Run:
     part = arrived(x, style.input_layouts, Shard(-1), ranks)
     parameters = local_parameters(module)
-    if module.bias is not None:  # a summand like others, which the first rank has: so its gradient is whole on all
+    if module.bias is not None:  # it becomes a summand of the first rank; its gradient is whole on all of them
         bias = move(parameters["bias"], Replicate(), Partial(), ranks.group)
         parameters = {**parameters, "bias": bias}
     return (yield part, {"_parameters": parameters})

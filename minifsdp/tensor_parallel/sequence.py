@@ -1,7 +1,8 @@
 """Layers with whole parameters: on a part of the sequence, or on all of it (arXiv 2205.05198, section 4.2.2).
 
-Norms and dropout treat every token by itself. On whole activations all ranks do the same work and keep the same
-tensors; on a part of the sequence each does and keeps 1/N, and its gradients of the parameters are summands.
+Norms and dropout treat each token separately. On whole activations all ranks do the same work and keep the same
+tensors; on a part of the sequence each rank does 1/N of the work and keeps 1/N of the activations, and its gradients of
+the parameters are summands.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ _SUMMANDS = Label("gradients of sequence-parallel layers")
 
 @dataclass(kw_only=True)
 class SequenceParallel(LayerStyle):
-    """A module that treats tokens one by one, on this rank's part of them.
+    """A module that treats each token separately, on this rank's part of the sequence.
 
-    Gradients of its parameters are `Partial`: no collective sums them in backward.
+    Gradients of its parameters are `Partial`: backward sums them by no collective.
 
     Attributes:
-        sequence_dim: the dimension that is cut; a plain input is this rank's part.
-        use_local_output: return this rank's part; False: a DTensor.
+        sequence_dim: the sharded dimension; a plain input is this rank's part.
+        use_local_output: return this rank's part as a plain tensor, instead of a DTensor.
     """
 
     sequence_dim: int = 1
     use_local_output: bool = False
 
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
-        return _replicated(self, module)
+        return _replicated(module)
 
     def run(self, module: nn.Module, x: Tensor, ranks: Ranks) -> Run:
         part = arrived(x, Shard(self.sequence_dim), Shard(self.sequence_dim), ranks)
@@ -52,27 +53,26 @@ class SequenceParallel(LayerStyle):
 
 @dataclass(kw_only=True)
 class Replicated(LayerStyle):
-    """A module that does the same on every rank; so that its parameters, too, are DTensors on the mesh.
+    """A module that computes the same on every rank. Its parameters become DTensors, like all others of the model.
+
+    Clipping and optimizers reject a mixture of DTensors and plain parameters. The inputs have to be equal on all ranks:
+    a norm of this rank's heads, [batch, sequence, heads / N, ..], is `SequenceParallel(sequence_dim=2)`.
 
     Attributes:
-        use_local_output: return a plain tensor; False: a DTensor.
+        use_local_output: return a plain tensor, instead of a DTensor.
     """
 
     use_local_output: bool = True
 
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
-        return _replicated(self, module)
+        return _replicated(module)
 
     def run(self, module: nn.Module, x: Tensor, ranks: Ranks) -> Run:
         y = yield arrived(x, Replicate(), Replicate(), ranks), {"_parameters": local_parameters(module)}
-        return left(y, Replicate(), Replicate(), ranks, self.use_local_output)
+        return y if self.use_local_output else left(y, Replicate(), Replicate(), ranks, False)
 
 
-def _replicated(style: LayerStyle, module: nn.Module) -> dict[str, Layout]:
-    inner = [name for name, _ in module.named_parameters() if "." in name]
-    if inner:
-        kind = type(style).__name__
-        raise ValueError(f"{kind} of a {type(module).__name__} that has {inner[0]}: give {kind} to its submodules")
+def _replicated(module: nn.Module) -> dict[str, Layout]:
     return {name: Replicate() for name, _ in module.named_parameters()}
 
 

@@ -9,6 +9,7 @@ from minifsdp import comm, device
 from minifsdp.comm import Group, Handle, Label
 from minifsdp.contents import Contents
 from minifsdp.layout import Layout
+from minifsdp.local_parts import local_of
 from minifsdp.order import check_labelled_calls, next_on
 
 
@@ -34,9 +35,9 @@ class Bucket:
         check_labelled_calls()
         self.params, self.names, self.group = params, names, group
         self.label = Label(f"ZeRO's bucket {next_on(group)} ({len(params)} parameters)")
-        self.layout = Layout.of(params, group.size())
+        self.layout = Layout.of(map(local_of, params), group.size())
         self.flat = torch.zeros(self.padded, dtype=params[0].dtype, device=params[0].device)
-        for p, view in zip(params, self.split(self.flat), strict=True):
+        for p, view in zip(map(local_of, params), self.split(self.flat), strict=True):
             p.data = view.copy_(p)
         comm.broadcast(self.flat, 0, group).wait()
         self.shard = nn.Parameter(self.layout.shard(self.flat, group.rank()))
@@ -77,7 +78,7 @@ class Bucket:
     def check_memory(self) -> None:
         """Raise RuntimeError where a parameter is no longer a view of `flat`: the model would see no more updates."""
         for p in self.params:
-            if p.untyped_storage() is not self.flat.untyped_storage():
+            if local_of(p).untyped_storage() is not self.flat.untyped_storage():
                 raise RuntimeError(
                     f"a parameter {list(p.shape)} has left its bucket's memory since the optimizer was made: "
                     "convert or move the module first (module.to(...)), then make the optimizer"

@@ -15,6 +15,7 @@ from minifsdp.comm import Group
 from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.sync import broadcast_from_rank_0, check_same_on_all_ranks, describe
 from minifsdp.ddp.unused import used_on_any_rank
+from minifsdp.local_parts import check_replicated, groups_of
 from minifsdp.zero.bucket import Bucket
 from minifsdp.zero.state import can_share, check_state, cut_state, gather_state, scatter_state
 
@@ -93,9 +94,10 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
         `torch.nn.utils.clip_grad_norm_` sees the gradients of this rank's batch (stage 1), or none (stage 2).
         """
         self.reduce_gradients()
-        shards = [bucket.shard for bucket in self.buckets]
-        group = self.process_group
-        return clip_grad_norm({group: shards}, [], float(max_norm), float(norm_type), shards[0].device)
+        sharded: dict[tuple[Group, ...], list[Tensor]] = {}
+        for bucket in self.buckets:
+            sharded.setdefault((self.process_group, *groups_of(bucket.params[0])), []).append(bucket.shard)
+        return clip_grad_norm(sharded, [], float(max_norm), float(norm_type), self.buckets[0].shard.device)
 
     @torch.no_grad()
     def reduce_gradients(self) -> None:
@@ -210,6 +212,7 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
             raise ValueError("the parameter groups hold no parameter: pass model.parameters() or groups of them")
         first = next(iter(self._names)).device
         for p, name in self._names.items():
+            check_replicated(p, name, self.process_group)
             if p.layout != torch.strided:
                 raise ValueError(f"{name} is sparse, and flat buffers are dense: leave it to another optimizer")
             if p.device.type not in served:
@@ -222,9 +225,13 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def _make_buckets(self, params: list[nn.Parameter], cap_bytes: int) -> list[Bucket]:
-        trainable = [p for p in params if p.requires_grad]
+        alike: dict[tuple[Group, ...], list[nn.Parameter]] = {}  # a bucket's shards are clipped by one norm
+        for p in params:
+            if p.requires_grad:
+                alike.setdefault(groups_of(p), []).append(p)
         return [
             Bucket(part, [self._names[p] for p in part], self.process_group)
+            for trainable in alike.values()
             for part in assign_buckets(trainable, cap_bytes)
         ]
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from minifsdp import device
+from minifsdp.local_parts import local_gradient
 from minifsdp.zero.bucket import Bucket
 from minifsdp.zero.partition import ShardedOptimizer
 
@@ -17,8 +18,9 @@ def reduce_gradients(bucket: Bucket) -> None:
     """The gradients' mean over the ranks into `bucket.shard.grad` [padded / N], by way of a staging buffer [padded]."""
     staging = bucket.new_gradients("communication")
     for p, view in zip(bucket.params, bucket.split(staging), strict=True):
-        if p.grad is not None:
-            view.copy_(p.grad)
+        gradient = local_gradient(p)
+        if gradient is not None:
+            view.copy_(gradient)
     bucket.shard.grad, reduction = bucket.start_reduction(staging)
     reduction.wait()
     device.free(staging)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from minifsdp import device
 from minifsdp.comm import Group
+from minifsdp.local_parts import local_gradient
 from minifsdp.private import at_end_of_backward
 from minifsdp.zero.bucket import Bucket
 from minifsdp.zero.partition import ShardedOptimizer
@@ -54,12 +55,13 @@ class BucketGradients:
         if self.waiting:
             self.allocate()
         for p in self.waiting:
-            if p.grad is None:
+            gradient = local_gradient(p)
+            if gradient is None:
                 raise RuntimeError(
                     f"the gradient of a parameter {list(p.shape)} is gone before its bucket was full: does another "
                     "Zero2Optimizer have it too? Drop that one: del optimizer"
                 )
-            self.views[p].copy_(p.grad)
+            self.views[p].copy_(gradient)
             p.grad = None
         self.waiting.clear()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from minifsdp.local_parts import groups_of, like, local_of
 from minifsdp.optim_state import check_shape, gather_states, has_elements, scatter_states
 from minifsdp.sharded_values import copied
 from minifsdp.zero.bucket import Bucket
@@ -25,7 +26,11 @@ def gather_state(bucket: Bucket, state: State) -> dict[Tensor, dict[str, Any]]:
         for p, own in mine.items()
     }
     wholes = gather_states(bucket.contents, mine, schema, copied)
-    return {p: own for p, own in zip(bucket.params, wholes, strict=True) if own}
+    return {
+        p: {key: like(value, p) if has_elements(key, value, local_of(p).shape) else value for key, value in own.items()}
+        for p, own in zip(bucket.params, wholes, strict=True)
+        if own
+    }
 
 
 def check_state(bucket: Bucket, state: State) -> None:
@@ -38,11 +43,17 @@ def check_state(bucket: Bucket, state: State) -> None:
         for key, value in state.get(p, {}).items():
             if has_elements(key, value, p.shape):
                 check_shape(value, p.shape, f"{key} of {name}")
+                if groups_of(p) and value is local_of(value):
+                    raise ValueError(f"{key} of {name} is a plain tensor: load the DTensor that state_dict returned")
 
 
 def scatter_state(bucket: Bucket, state: State) -> dict[nn.Parameter, dict[str, Any]]:
     """The state of what this rank updates of the bucket, from the `state` of whole parameters."""
-    return scatter_states(bucket.contents, bucket.names, [state.get(p, {}) for p in bucket.params])
+    local = [
+        {key: local_of(value) if isinstance(value, Tensor) else value for key, value in state.get(p, {}).items()}
+        for p in bucket.params
+    ]
+    return scatter_states(bucket.contents, bucket.names, local)
 
 
 def can_share(bucket: Bucket, state: State) -> bool:

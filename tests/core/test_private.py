@@ -369,6 +369,13 @@ def with_spec() -> None:
 
 
 @check()
+def place_of() -> None:
+    """Without it whole tensors of a checkpoint cannot be cut as the parameters are that they belong to."""
+    placed = distribute_tensor(torch.ones(5, 3), init_device_mesh("cpu", (2,)), [Shard(0)])
+    assert private.place_of(placed) == (((3, 3), (0, 0)) if dist.get_rank() == 0 else ((2, 3), (3, 0)))
+
+
+@check()
 def spec() -> None:
     """Without it a tensor-parallel layer's outputs are made by `from_local`, which computes what is known."""
     mesh = init_device_mesh("cpu", (2,))
@@ -478,6 +485,7 @@ TOGETHER = dict.fromkeys(
     "spec_of": "with_spec",
     "DTensorSpec": "spec",
     "TensorMeta": "spec",
+    "compute_local_shape_and_global_offset": "place_of",
 }
 
 

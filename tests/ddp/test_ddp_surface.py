@@ -684,7 +684,7 @@ def models_that_would_go_wrong_are_refused() -> None:
     assert "weight has an optimizer that steps inside backward" in error_of(Ddp(model), batch(0, 0))
     model = nn.Linear(6, 6)
     model.weight = nn.Parameter(distribute_tensor(model.weight, init_device_mesh("cpu", (2,))))
-    assert "weight is a DTensor" in error_of(Ddp, model)
+    assert "weight is a DTensor on ranks [0, 1], among which it would be averaged" in error_of(Ddp, model)
 
 
 @check()

@@ -119,7 +119,7 @@ def column_plan(layout: Any, local: bool, lib: Any) -> Any:
     return {"0": lib.ColwiseParallel(output_layouts=layout, use_local_output=local)}
 
 
-TOKENS = torch.arange(18).view(6, 3) % 12
+TOKENS = torch.arange(36).view(6, 6) % 12
 
 
 @check(ranks=ANY, wanted=LAYOUTS)

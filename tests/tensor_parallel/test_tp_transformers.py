@@ -13,7 +13,7 @@ from on_ranks import Checks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from tp_plans import PLANS
+from tp_plans import OTHERS, PLANS, like_llama
 from transformers_models import MODELS, TOKENS, VOCABULARY
 
 from minifsdp.fsdp2 import fully_shard
@@ -98,6 +98,39 @@ def it_trains_with_fsdp2_outside(case: tuple[str, bool]) -> None:
             fully_shard(module, mesh=mesh["dp"])
     fully_shard(model, mesh=mesh["dp"])
     assert_trains_as_one_process(name, model, alone, 2, mesh.get_local_rank("dp"))
+
+
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+}
+
+
+def other(name: str) -> Any:
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SIZES, **OTHERS[name][0])
+    model = getattr(transformers, f"{name}ForCausalLM")(config).double().train()
+    if "experts" in str(OTHERS[name]):
+        model.set_experts_implementation("eager")  # the others do not compute in float64
+    return model
+
+
+@check(ranks=2, name=OTHERS)
+def other_architectures_train_as_one_process(name: Any) -> None:
+    """Norms of heads, tied embeddings, experts that every rank has, next to a shared one that is sharded."""
+    title = next(key for key, value in OTHERS.items() if value is name)
+    alone = other(title)
+    model = like_llama(copy.deepcopy(alone), init_device_mesh("cpu", (2,)), **OTHERS[title][1])
+    assert all(isinstance(p, DTensor) for p in model.parameters())
+    assert_trains_as_one_process(title, model, alone)
 
 
 @check(ranks=2)

@@ -130,3 +130,47 @@ def as_linear(conv: Any) -> nn.Linear:
 
 
 PLANS = {"llama": llama, "gpt2": gpt2, "t5": t5}
+
+
+def like_llama(model: Any, mesh: Any, *, norms: tuple[str, ...] = (), more: dict[str, Any] | None = None) -> nn.Module:
+    """Of architectures with Llama's names, with other norms and with experts."""
+    columns, rows, same = ColwiseParallel(), RowwiseParallel(), Replicated()
+    mlp = {"mlp.gate_proj": columns, "mlp.up_proj": columns, "mlp.down_proj": rows}
+    layer = {
+        **{f"self_attn.{name}_proj": columns for name in "qkv"},
+        "self_attn.o_proj": rows,
+        **dict.fromkeys(("input_layernorm", "post_attention_layernorm", *norms), same),
+        **(mlp if more is None else more),
+    }
+    plan = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+        **{f"model.layers.*.{name}": style for name, style in layer.items()},
+        "model.norm": same,
+        "lm_head": ColwiseParallel(use_local_output=False),
+    }
+    return parallelize_module(model, mesh, plan)
+
+
+EXPERTS = {"mlp.gate": Replicated(), "mlp.experts": Replicated()}
+SHARED_EXPERT = {
+    "mlp.shared_expert_gate": Replicated(),
+    "mlp.shared_expert.gate_proj": ColwiseParallel(),
+    "mlp.shared_expert.up_proj": ColwiseParallel(),
+    "mlp.shared_expert.down_proj": RowwiseParallel(),
+}
+HEAD_NORMS = {f"self_attn.{name}_norm": SequenceParallel(sequence_dim=2, use_local_output=True) for name in "qk"}
+MLP = {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # options of the configuration, and of the plan
+    "Gemma": ({"head_dim": 4, "tie_word_embeddings": True}, {}),
+    "Gemma2": (
+        {"head_dim": 4, "tie_word_embeddings": True, "query_pre_attn_scalar": 4},
+        {"norms": ("pre_feedforward_layernorm", "post_feedforward_layernorm")},
+    ),
+    "Qwen2": ({}, {}),
+    "Qwen3": ({"head_dim": 4}, {"more": {**MLP, **HEAD_NORMS}}),
+    "Mixtral": ({"num_local_experts": 4}, {"more": EXPERTS}),
+    "Qwen2Moe": (
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 16},
+        {"more": {**EXPERTS, **SHARED_EXPERT}},
+    ),
+}

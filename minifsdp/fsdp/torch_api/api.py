@@ -240,10 +240,10 @@ class FullyShardedDataParallel(Wrapped):
         """Clip by the norm of all gradients of all ranks; returns the norm. To be called on every rank."""
         if not self.check_is_root():
             raise RuntimeError("`clip_grad_norm_()` should only be called on the root FSDP instance")
-        sharded: dict[Group, list[nn.Parameter]] = {}
+        sharded: dict[tuple[Group, ...], list[nn.Parameter]] = {}
         for unit in (m._unit for m in self.fsdp_modules(self)):
             if unit is not None and unit.plan.inside is not None:
-                sharded.setdefault(unit.plan.inside, []).extend(unit.shards)
+                sharded.setdefault((unit.plan.inside,), []).extend(unit.shards)
         shards = set().union(*sharded.values())
         others = [p for p in self.parameters() if p not in shards]
         return clip_grad_norm(sharded, others, float(max_norm), float(norm_type), self.compute_device)

@@ -1,0 +1,59 @@
+"""Parameters that tensor parallelism has sharded, under data parallelism: it averages and updates their local parts.
+
+For a plain parameter the local part is the parameter itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from minifsdp import private
+from minifsdp.comm import Group
+from minifsdp.process_groups import global_ranks, mesh_group
+
+
+def local_of(t: Tensor) -> Tensor:
+    """This rank's part, the tensor itself: no autograd, no wait."""
+    return private.local_of(t) if isinstance(t, DTensor) else t
+
+
+def like(local: Tensor, t: Tensor) -> Tensor:
+    """`local` as this rank's part of a tensor in the layout of `t`, such as its gradient."""
+    return private.with_spec(local, private.spec_of(t)) if isinstance(t, DTensor) else local
+
+
+@torch.no_grad()
+def local_gradient(p: Tensor) -> Tensor | None:
+    """This rank's part of `p.grad` in the layout of `p`.
+
+    Summands, as sequence parallelism leaves them, are reduced over the tensor-parallel ranks first, and stay so.
+    """
+    gradient: Any = p.grad
+    if isinstance(gradient, DTensor) and gradient.placements != p.placements:  # type: ignore[attr-defined]
+        p.grad = gradient = gradient.redistribute(placements=p.placements)  # type: ignore[attr-defined]
+    return None if gradient is None else local_of(gradient)
+
+
+def groups_of(p: Tensor) -> tuple[Group, ...]:
+    """The process groups over which tensor parallelism has sharded a parameter."""
+    if not isinstance(p, DTensor):
+        return ()
+    return tuple(mesh_group(p.device_mesh, dim) for dim, each in enumerate(p.placements) if each.is_shard())
+
+
+def check_replicated(p: Tensor, name: str, group: Group) -> None:
+    """
+    Raises:
+        ValueError: the parameter is a DTensor on ranks of the group over which it would be averaged.
+    """
+    if isinstance(p, DTensor):
+        shared = set(global_ranks(group)) & set(p.device_mesh.mesh.flatten().tolist())
+        if len(shared) > 1:
+            raise ValueError(
+                f"{name} is a DTensor on ranks {sorted(shared)}, among which it would be averaged: pass the process "
+                "group of its replicas, such as mesh.get_group('dp')"
+            )

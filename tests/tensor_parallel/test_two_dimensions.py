@@ -1,0 +1,384 @@
+"""Tensor parallelism inside data parallelism: FSDP2, HSDP, DDP and ZeRO over the replicas train as one process does.
+
+The norms' gradients are summands under sequence parallelism, the others are sharded or whole: clipping, optimizers and
+loss scaling meet all three.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from on_ranks import Checks
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.checkpoint import checkpoint
+from tp_small_model import (
+    adamw,
+    assert_alike,
+    assert_trains_as_one_process,
+    clipped_by_torch,
+    loss_of,
+    parallel,
+    small,
+    whole,
+)
+
+from minifsdp import comm
+from minifsdp.ddp import DistributedDataParallel
+from minifsdp.fsdp2 import MixedPrecisionPolicy, fully_shard
+from minifsdp.grad_scaler import ShardedGradScaler
+from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
+
+check = Checks(__name__)
+SEQUENCE = {"tp": False, "sequence": True}
+
+
+def tp_mesh() -> Any:
+    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+
+
+def mesh(dp: int = 2) -> Any:
+    return init_device_mesh("cpu", (dp, dist.get_world_size() // dp), mesh_dim_names=("dp", "tp"))
+
+
+def sharded(model: Any, replicas: Any, inner: str = "blocks", **options: Any) -> Any:
+    """FSDP2 of each block, or of each layer, and of the rest."""
+    layers = [layer for block in model.blocks for layer in (block.up, block.down, block.norm)]
+    for module in model.blocks if inner == "blocks" else layers if inner == "layers" else ():
+        fully_shard(module, mesh=replicas, **options)
+    return fully_shard(model, mesh=replicas, **options)
+
+
+# FSDP2
+
+
+@check(ranks=(4, 6, 8), sequence=SEQUENCE)
+def fsdp2_over_the_replicas(sequence: bool) -> None:
+    """tp = 2, 3 and 4."""
+    both = mesh()
+    model = sharded(parallel(both["tp"], sequence), both["dp"])
+    assert_trains_as_one_process(model, 2, both.get_local_rank("dp"), clip=clipped_by_torch)
+
+
+@check(ranks=4, sequence=SEQUENCE, inner=("layers", "root"))
+def fsdp2_of_the_layers_themselves(sequence: bool, inner: str) -> None:
+    both = mesh()
+    model = sharded(parallel(both["tp"], sequence), both["dp"], inner)
+    assert_trains_as_one_process(model, 2, both.get_local_rank("dp"), steps=2)
+
+
+@check(ranks=8, sequence=SEQUENCE)
+def hybrid_sharding_on_three_dimensions(sequence: bool) -> None:
+    cube = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("replicate", "shard", "tp"))
+    model = sharded(parallel(cube["tp"], sequence), cube["replicate", "shard"])
+    assert model.blocks[0].up.weight.device_mesh.mesh_dim_names == ("replicate", "shard", "tp")
+    row = 2 * cube.get_local_rank("replicate") + cube.get_local_rank("shard")
+    assert_trains_as_one_process(model, 4, row, clip=clipped_by_torch)
+
+
+@check(ranks=4, sequence=SEQUENCE, reentrant=(False, True))
+def activation_checkpointing(sequence: bool, reentrant: bool) -> None:
+    both = mesh()
+    model = parallel(both["tp"], sequence)
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=reentrant)
+    model = sharded(model, both["dp"])
+    assert_trains_as_one_process(model, 2, both.get_local_rank("dp"), steps=2)
+
+
+@check(ranks=4, sequence=SEQUENCE)
+def gradients_of_several_micro_batches(sequence: bool) -> None:
+    both = mesh()
+    row = both.get_local_rank("dp")
+    model, alone = sharded(parallel(both["tp"], sequence), both["dp"]), small()
+    for step in range(3):
+        model.set_requires_gradient_sync(step == 2)
+        loss_of(model, step, row).backward()
+        torch.stack([loss_of(alone, step, each) for each in range(2)]).mean().backward()
+    assert_alike(model, alone, lambda p: p.grad)
+
+
+POLICIES = {
+    "bf16": MixedPrecisionPolicy(torch.bfloat16),
+    "bf16, fp32": MixedPrecisionPolicy(torch.bfloat16, torch.float32),
+    "fp16": MixedPrecisionPolicy(torch.float16, torch.float32),
+}
+
+
+@check(ranks=4, sequence=SEQUENCE, policy=POLICIES)
+def mixed_precision(sequence: bool, policy: Any) -> None:
+    """Layers compute in 16 bits; parameters and gradients stay in fp32."""
+    both = mesh()
+    row = both.get_local_rank("dp")
+    model = sharded(parallel(both["tp"], sequence, dtype=torch.float32), both["dp"], mp_policy=policy)
+    seen = []
+    model.blocks[0].up.register_forward_hook(lambda layer, args, y: seen.extend([y.dtype, layer.weight.dtype]))
+    alone = small(dtype=torch.float32)
+    loss_of(model, 0, row).backward()
+    torch.stack([loss_of(alone, 0, each) for each in range(2)]).mean().backward()
+    assert seen == [policy.param_dtype] * 2
+    for p in model.parameters():
+        assert p.grad.dtype == p.grad.to_local().dtype == torch.float32
+    assert_alike(model, alone, lambda p: p.grad, by=0.02)
+
+
+SCALERS = {"torch's": torch.amp.GradScaler, "ours": ShardedGradScaler}
+
+
+@check(ranks=4, sequence=SEQUENCE, kind=SCALERS)
+def an_infinity_on_one_rank_skips_the_step_on_all(sequence: bool, kind: Any) -> None:
+    both = mesh()
+    model = sharded(parallel(both["tp"], sequence, dtype=torch.float32), both["dp"])
+    scaler, optimizer = kind("cpu", init_scale=1024.0), torch.optim.SGD(model.parameters(), 0.1)
+    before = {name: whole(p).clone() for name, p in model.named_parameters()}
+
+    def step(infinite: tuple[int, str] | None) -> None:
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, 0, both.get_local_rank("dp"))).backward()
+        if infinite is not None and infinite[0] == dist.get_rank():
+            model.get_parameter(infinite[1]).grad.to_local().view(-1)[0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+
+    for infinite in [(rank, name) for rank in range(4) for name in ("blocks.0.up.weight", "norm.weight")]:
+        step(infinite)
+        assert all(torch.equal(whole(p), before[name]) for name, p in model.named_parameters()), infinite
+    scales: list[Any] = [None] * 4
+    dist.all_gather_object(scales, scaler.get_scale())
+    assert scales == [1024.0 / 2**8] * 4
+    step(None)
+    assert not any(torch.equal(whole(p), before[name]) for name, p in model.named_parameters())
+
+
+# DDP and ZeRO
+
+DDP_OPTIONS = {
+    "default": {},
+    "views": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+    "unused": {"find_unused_parameters": True},
+    "small buckets": {"bucket_cap_mb": 0.0001},
+}
+
+
+@check(ranks=4, sequence=SEQUENCE, options=DDP_OPTIONS)
+def ddp_over_the_replicas(sequence: bool, options: dict[str, Any]) -> None:
+    both = mesh()
+    model = DistributedDataParallel(parallel(both["tp"], sequence), process_group=both.get_group("dp"), **options)
+    assert_trains_as_one_process(model, 2, both.get_local_rank("dp"), clip=clipped_by_torch, steps=3)
+
+
+@check(ranks=4, sequence=SEQUENCE)
+def ddp_sends_this_rank_s_parts(sequence: bool) -> None:
+    """And nothing else over the replicas."""
+    both = mesh()
+    model = DistributedDataParallel(parallel(both["tp"], sequence), device_mesh=both["dp"])
+    group = both.get_group("dp").group_name
+    with comm.record() as log:
+        loss_of(model, 0).backward()
+    assert sum(call.payload for call in log if call.group == group) == sum(
+        p.to_local().nbytes for p in model.parameters()
+    )
+
+
+@check(ranks=4, sequence=SEQUENCE)
+def ddp_without_synchronization(sequence: bool) -> None:
+    both = mesh()
+    row = both.get_local_rank("dp")
+    model = DistributedDataParallel(parallel(both["tp"], sequence), device_mesh=both["dp"])
+    alone = small()
+    with model.no_sync():
+        loss_of(model, 0, row).backward()
+    loss_of(model, 1, row).backward()
+    for step in range(2):
+        torch.stack([loss_of(alone, step, each) for each in range(2)]).mean().backward()
+    assert_alike(model, alone, lambda p: p.grad)
+
+
+@check(ranks=4, sequence=SEQUENCE, kind={"1": Zero1Optimizer, "2": Zero2Optimizer}, cap=(25, 0.0005))
+def zero_over_the_replicas(sequence: bool, kind: Any, cap: float) -> None:
+    """Its norm is over both dimensions."""
+    both = mesh()
+    optimizer = partial(
+        kind, optimizer_class=torch.optim.AdamW, process_group=both.get_group("dp"), lr=1e-2, bucket_cap_mb=cap
+    )
+    assert_trains_as_one_process(
+        parallel(both["tp"], sequence),
+        2,
+        both.get_local_rank("dp"),
+        optimizer=optimizer,
+        clip=lambda zero, limit: zero.clip_grad_norm_(limit),
+    )
+
+
+@check(ranks=4, sequence=SEQUENCE)
+def zero_s_state_is_of_dtensors(sequence: bool) -> None:
+    """As that of the plain optimizer, whole; it is loaded into a new optimizer."""
+    both = mesh()
+    model, alone = parallel(both["tp"], sequence), small()
+    zero = Zero1Optimizer(model.parameters(), torch.optim.AdamW, process_group=both.get_group("dp"), lr=1e-2)
+    plain = adamw(alone.parameters())
+    for m, optimizer in ((model, zero), (alone, plain)):
+        loss_of(m, 0).backward()
+        optimizer.step()
+    state, expected = zero.state_dict(), plain.state_dict()
+    for index, own in expected["state"].items():
+        torch.testing.assert_close(whole(state["state"][index]["exp_avg"]), own["exp_avg"])
+        assert state["state"][index]["exp_avg"].placements == list(model.parameters())[index].placements
+    other = Zero1Optimizer(model.parameters(), torch.optim.AdamW, process_group=both.get_group("dp"), lr=1e-2)
+    other.load_state_dict(state)
+    again = other.state_dict()["state"]
+    assert all(torch.equal(whole(own["exp_avg"]), whole(again[i]["exp_avg"])) for i, own in state["state"].items())
+    with pytest.raises(ValueError, match="is a plain tensor: load the DTensor that state_dict returned"):
+        other.load_state_dict(expected)
+
+
+@check(ranks=4)
+def parameters_that_the_group_has_sharded_are_refused() -> None:
+    both = mesh()
+    model = parallel(both["tp"], False)
+    for wrap in (
+        lambda: DistributedDataParallel(model),
+        lambda: Zero1Optimizer(model.parameters(), torch.optim.SGD, lr=0.1),
+    ):
+        with pytest.raises(
+            ValueError, match=r"is a DTensor on ranks \[., .\], among which .* mesh.get_group"
+        ) as caught:
+            wrap()
+        assert "\n" not in str(caught.value)
+
+
+@check(ranks=4)
+def torch_s_ddp_is_refused_in_a_line() -> None:
+    """It replaces parameters by attributes."""
+    both = mesh()
+    model = parallel(both["tp"], False, vocabulary=16, tied=False)
+    torchs = nn.parallel.DistributedDataParallel(model, device_mesh=both["dp"])
+    with pytest.raises(TypeError, match="is no parameter any more: wrap models by minifsdp's DDP"):
+        loss_of(torchs, 0)
+
+
+# Gradients of three layouts
+
+
+@check(ranks=2)
+def the_layouts_of_gradients() -> None:
+    model = parallel(tp_mesh(), True)
+    loss_of(model, 0).backward()
+    assert {p.grad.placements for p in model.parameters()} == {(Partial(),), (Replicate(),), (Shard(0),), (Shard(1),)}
+
+
+@check(ranks=2, sequence=SEQUENCE, p=(1.0, 2.0, 3.0, float("inf")), foreach=(None, True, False))
+def norms_of_gradients(sequence: bool, p: float, foreach: bool | None) -> None:
+    model, alone = parallel(tp_mesh(), sequence), small()
+    for m in (model, alone):
+        loss_of(m, 0).backward()
+    norms = [whole(clip_grad_norm_(m.parameters(), 0.1, p, foreach=foreach)) for m in (model, alone)]
+    assert abs(norms[0] - norms[1]) < 1e-9
+    assert_alike(model, alone, lambda p: p.grad)
+
+
+OPTIMIZERS = {
+    "adamw, loop": partial(torch.optim.AdamW, lr=1e-2, foreach=False),
+    "adamw, foreach": partial(torch.optim.AdamW, lr=1e-2, foreach=True),
+    "adamw, fused": partial(torch.optim.AdamW, lr=1e-2, fused=True),
+    "adam, amsgrad": partial(torch.optim.Adam, lr=1e-2, foreach=True, amsgrad=True),
+    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, foreach=True),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.1),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.01, foreach=True),
+}
+
+
+@check(ranks=2, sequence=SEQUENCE, optimizer=OPTIMIZERS)
+def optimizers(sequence: bool, optimizer: Any) -> None:
+    model = parallel(tp_mesh(), sequence)
+    assert_trains_as_one_process(model, optimizer=optimizer, reference=optimizer, steps=3)
+
+
+@check(ranks=2, sequence=SEQUENCE)
+def micro_batches_add_up(sequence: bool) -> None:
+    """Also onto zeros that the optimizer has left."""
+    model, alone = parallel(tp_mesh(), sequence), small()
+    for set_to_none in (True, False):
+        for m in (model, alone):
+            m.zero_grad(set_to_none=set_to_none)
+            for step in range(3):
+                loss_of(m, step).backward()
+        assert_alike(model, alone, lambda p: p.grad)
+
+
+FROZEN = {  # and the collectives of backward that they save, of 4 without sequence parallelism and of 6 with it
+    "nothing": ((), 0, 0),
+    "embedding": (("embed",), 0, 1),
+    "embedding, first block": (("embed", "blocks.0"), 1, 3),
+    "all but the head": (("embed", "blocks", "norm"), 3, 6),
+    "layers of the second block": (("blocks.1.up", "blocks.1.down"), 0, 0),
+}
+
+
+@check(ranks=2, sequence=SEQUENCE, case=FROZEN)
+def frozen_parameters_save_what_only_they_need(sequence: bool, case: tuple[tuple[str, ...], int, int]) -> None:
+    frozen, saved, saved_of_sequence = case
+    model, alone = parallel(tp_mesh(), sequence, tied=False), small(tied=False)
+    for m in (model, alone):
+        for name, p in m.named_parameters():
+            p.requires_grad_(not name.startswith(frozen) if frozen else True)
+        loss = loss_of(m, 0)
+        with comm.record() as log:
+            loss.backward()
+        if m is model:
+            assert len(log) == (6 - saved_of_sequence if sequence else 3 - saved), [call.op for call in log]
+    trained = [(p, q) for p, q in zip(model.parameters(), alone.parameters(), strict=True) if q.grad is not None]
+    assert trained
+    assert all(torch.allclose(whole(p.grad), q.grad, rtol=0, atol=1e-12) for p, q in trained)
+    assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
+
+
+# Dropout
+
+
+@check(ranks=4, sequence=SEQUENCE)
+def masks_agree_on_replicated_activations_only(sequence: bool) -> None:
+    """Rows of data parallelism have masks of their own."""
+    both = mesh()
+    model = parallel(both["tp"], sequence, p=0.5)
+    masks: list[Any] = []
+    model.drop.register_forward_hook(lambda _, args, y: masks.append(y != 0))
+    torch.manual_seed(both.get_local_rank("dp"))
+    loss_of(model, 0)
+    found: list[Any] = [None] * 4
+    dist.all_gather_object(found, (torch.stack(masks), torch.get_rng_state()))
+    (m0, s0), (m1, s1), (m2, s2), (m3, s3) = found
+    assert torch.equal(m0, m1) == torch.equal(m2, m3) == (not sequence)
+    assert torch.equal(s0, s1)
+    assert torch.equal(s2, s3)
+    assert not torch.equal(m0, m2)
+    assert not torch.equal(m1, m3)
+
+
+@check(ranks=2, sequence=SEQUENCE, reentrant=(False, True))
+def recomputation_and_restored_states_repeat_the_masks(sequence: bool, reentrant: bool) -> None:
+    model = parallel(tp_mesh(), sequence, p=0.5)
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    loss_of(model, 0).backward()
+    expected = [whole(p.grad).clone() for p in model.parameters()]
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=reentrant)
+    model.zero_grad()
+    torch.set_rng_state(state)
+    loss_of(model, 0).backward()
+    for p, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(whole(p.grad), gradient, rtol=0, atol=1e-12)
+    assert loss_of(model, 0) != loss_of(model, 0)
+
+
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
