@@ -49,7 +49,7 @@ def test_the_references_are_in_the_order_that_the_lab_teaches() -> None:
 
 def test_the_lab_s_figures_are_those_of_today() -> None:
     text = (labs_folder() / "src" / "lab08_rate_limit.py").read_text()
-    said = text[text.index("# torch's defaults take") :].split("# ## ")[0].replace("\n# ", " ")
+    said = text[text.index("# With torch's defaults, a step takes") :].split("# ## ")[0].replace("\n# ", " ")
     reached = ours()
     figures = [float(each) for each in re.findall(r"\d+\.\d+", said)]
     assert figures == [

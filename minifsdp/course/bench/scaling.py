@@ -241,6 +241,7 @@ def _count(settings: Settings, number: int, way: str, rows: Batch) -> dict[str, 
     measured = measure_memory(lambda: wrap(settings.model(number).to(where), way), rows, where)
     held = dict(measured["bytes"])
     peak = held.pop("peak")
+    held.pop("activations", None)  # no part of this closed form
     operations = measured["collectives"].values()
     messages, wire = (sum(each[what] for each in operations) for what in ("calls", "wire"))
     return {"found": _plain(Found(messages, wire, Bytes(**held))), "peak": peak}

@@ -38,8 +38,9 @@ def _memory(record: dict[str, Any]) -> Table:
         caption += "\n" + BUCKETS_STAY
     table = plain_table(f"Memory of each of {record['ranks']} ranks, MiB", caption)
     columns = [key for key in _HEADINGS if key in record["rungs"][0]["predicted"][0]]
-    for heading in (*(_HEADINGS[key] for key in columns), "peak", "closed\nform"):
-        table.add_column(heading, justify="right", no_wrap=not heading.startswith("closed"))
+    verdict = "closed\nform" if len(columns) <= _MANY else "\N{CHECK MARK}"
+    for heading in (*(_HEADINGS[key] for key in columns), "peak", verdict):
+        table.add_column(heading, justify="right", no_wrap=heading != verdict)
     if len(columns) > _MANY:
         table.padding = (0, 0, 0, 0)
     for rung in record["rungs"]:

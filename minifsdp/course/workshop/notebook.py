@@ -125,7 +125,7 @@ def has_failed(exercise_id: str) -> bool:
 
 
 def yours(lab: str) -> str:
-    """Whose answers a plot was made with, for its subtitle: `with your answers to 2 of 5 exercises; failed: 5.3`."""
+    """The answers that a plot was made with, for its subtitle: `with your answers to 2 of 5 exercises; failed: 5.3`."""
     ids = [ref.id for ref in lab_references(lab)]
     written = [each for each in ids if _states.get(each, BLANK) != BLANK]
     failed = [each for each in written if has_failed(each)]
