@@ -18,6 +18,7 @@ COLUMNS = {
     "gradients_peak": "gradients\npeak",
 }
 _HEADINGS = {**COLUMNS, "activations": "activa-\ntions"}
+_NARROW = {"parameters": "para-\nmeters", "gradients": "gradi-\nents", "optimizer": "opti-\nmizer"}
 _MANY = 5  # columns that fit with space between them
 BUCKETS_STAY = (
     "ddp peaks above ddp-naive: its buckets outlive the step, while plain gradients come only as activations go"
@@ -39,7 +40,8 @@ def _memory(record: dict[str, Any]) -> Table:
     table = plain_table(f"Memory of each of {record['ranks']} ranks, MiB", caption)
     columns = [key for key in _HEADINGS if key in record["rungs"][0]["predicted"][0]]
     verdict = "closed\nform" if len(columns) <= _MANY else "\N{CHECK MARK}"
-    for heading in (*(_HEADINGS[key] for key in columns), "peak", verdict):
+    headings = _HEADINGS if len(columns) <= _MANY else {**_HEADINGS, **_NARROW}
+    for heading in (*(headings[key] for key in columns), "peak", verdict):
         table.add_column(heading, justify="right", no_wrap=heading != verdict)
     if len(columns) > _MANY:
         table.padding = (0, 0, 0, 0)
