@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minifsdp.course.ladder.activations import Cut, Sizes, kept_by_block
 from minifsdp.course.ladder.axes import AXES
-from minifsdp.course.ladder.measure import Settings, let_go, measure_memory
+from minifsdp.course.ladder.measure import Settings, measure_memory
 from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.ladder.rungs import closed_form_setting, sizes_of
 from minifsdp.course.launch import launch, rank_device
@@ -96,12 +96,10 @@ def kept(cut: Cut, dtype: torch.dtype) -> tuple[int, list[int]]:
 
         part = CONTEXT // cut.ranks if cut.sequence else CONTEXT
         x = first(torch.ones(BATCH, part, WIDTH, dtype=dtype, requires_grad=True))
-        let_go(ledger)
-        before = ledger.live()["activations"]
+        before = ledger.mark("first block")["activations"]
         with saved_tensors_hooks(note, lambda t: t):
             y = second(x)
-        let_go(ledger)
-        grown = ledger.live()["activations"] - before
+        grown = ledger.mark("second block")["activations"] - before
         y.sum().backward()
     sizes = [t.untyped_storage().nbytes() for address, t in saved.items() if address not in parameters]
     return grown, sorted(sizes)

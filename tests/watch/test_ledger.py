@@ -511,6 +511,20 @@ def test_memory_in_a_reference_cycle_shows_until_the_next_mark() -> None:
         assert ledger.mark("collected") == bytes_of()
 
 
+def test_a_mark_waits_until_gloos_threads_have_dropped_the_last_tensors() -> None:
+    def held_after_a_collective() -> list[int]:
+        held = []
+        with Ledger() as ledger:
+            for _ in range(20):
+                x = torch.ones(18432)
+                comm.all_reduce(x, comm.world()).wait()
+                del x
+                held.append(ledger.mark("reduced")["activations"])
+        return held
+
+    assert launch(held_after_a_collective, 4) == [[0] * 20] * 4
+
+
 def test_one_at_a_time() -> None:
     with Ledger() as ledger:
         with pytest.raises(RuntimeError, match="counting already"), Ledger():

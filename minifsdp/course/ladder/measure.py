@@ -221,7 +221,6 @@ def measure_memory(
             if phase == "rest":
                 rest.update(ledger.live())
             else:
-                let_go(ledger)
                 activations[phase] = ledger.mark(phase)["activations"]
                 history.mark(phase)
             log.mark(NAMES.get(phase, phase))
@@ -244,14 +243,6 @@ def measure_memory(
             "cuda": history.beside(ledger),
             "log": LoggedStep.of(log),
         }
-
-
-def let_go(ledger: Ledger, quiet: float = 0.02) -> None:
-    """Wait until nothing has been freed for so many seconds: gloo's threads keep a message a little beyond its wait."""
-    before = -1
-    while len(ledger.events) != before:
-        before = len(ledger.events)
-        time.sleep(quiet)
 
 
 def _totals(calls: list[Call]) -> dict[str, dict[str, int]]:

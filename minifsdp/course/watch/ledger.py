@@ -30,9 +30,10 @@ tied weight) out of place, so `activations` in backward can be higher by one suc
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from unittest.mock import patch
 
@@ -69,6 +70,7 @@ class Ledger:
         self._leaves: list[weakref.ref[Tensor]] = []
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._on_exit = ExitStack()
+        self._has_waited = False  # for a collective since the last mark
 
     def __enter__(self) -> Self:
         if Ledger._counting is not None:
@@ -83,8 +85,8 @@ class Ledger:
             on_exit.enter_context(garbage_collected_by_us())
             device.buffer_observers.append(self.tag)
             on_exit.callback(device.buffer_observers.remove, self.tag)
-            comm.observers.append(self._books.paused)
-            on_exit.callback(comm.observers.remove, self._books.paused)
+            comm.observers.append(self._during_collective)
+            on_exit.callback(comm.observers.remove, self._during_collective)
             on_exit.enter_context(patch.object(UntypedStorage, "resize_", tell_resizes(self._books)))
             on_exit.enter_context(self._make_operators())
             self._on_exit = on_exit.pop_all()
@@ -138,7 +140,7 @@ class Ledger:
 
     def mark(self, name: str) -> dict[Tag, int]:
         """Add a named mark to the curve; returns the live bytes by tag."""
-        gc.collect()
+        self._settle()
         self._tag_watched()
         return self._books.mark(name)
 
@@ -148,7 +150,7 @@ class Ledger:
 
     def reset_peaks(self) -> None:
         """Restart events, peaks and the curve from the current live bytes."""
-        gc.collect()
+        self._settle()
         self._books.reset()
 
     @property
@@ -226,6 +228,27 @@ class Ledger:
         for value in tree_leaves(list(optimizer.state.values())):
             if isinstance(value, Tensor):
                 self.tag(value, "optimizer")
+
+    @contextmanager
+    def _during_collective(self, call: comm.Call, phase: str) -> Iterator[None]:
+        with self._books.paused():
+            yield
+            if phase == "wait":
+                self._has_waited = True
+                time.sleep(1e-4)  # see _settle
+
+    def _settle(self) -> None:
+        """Wait until nothing more is freed.
+
+        A thread of gloo's drops its reference to a tensor after `wait` has returned, and needs for it the interpreter's
+        lock, which this thread may hold for milliseconds.
+        """
+        gc.collect()
+        known = None if self._has_waited else len(self.events)
+        while len(self.events) != known:
+            known = len(self.events)
+            time.sleep(0.02)
+        self._has_waited = False
 
     def _stop(self) -> None:
         self._books.close()
