@@ -20,6 +20,9 @@ class InPlaceView(View):
         places: where each parameter is used.
         shards: the sharded parameters.
         pins: keep them in pinned memory.
+
+    Attributes:
+        parts: this rank's part of each, as of the last `find_replaced`.
     """
 
     def __init__(self, places: list[list[Place]], shards: list[nn.Parameter], pins: bool = False) -> None:
@@ -27,6 +30,7 @@ class InPlaceView(View):
         self.is_shown, self.pins = False, pins
         self._put(shards)
         self._pin()
+        self.parts = [dtensors.local_of(p) for p in shards]
 
     def _put(self, parameters: list[nn.Parameter]) -> None:
         for p, users in zip(parameters, self.places, strict=True):
@@ -57,6 +61,7 @@ class InPlaceView(View):
         before = self.shards
         self.shards = [self._in_module(users[0]) for users in self.places]
         self._pin()
+        self.parts = [dtensors.local_of(p) for p in self.shards]
         return any(p is not shard for p, shard in zip(self.shards, before, strict=True))
 
     @staticmethod
