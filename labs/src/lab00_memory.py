@@ -801,36 +801,44 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 #
 # ## Questions
 #
-# <details><summary>A model of 1.5 billion parameters is trained with Adam in mixed precision. How
-# large is its model state? Why can a device of 32 GB still be too small?</summary>
+# **1. A model of 1.5 billion parameters is trained with Adam in mixed precision. How large is its
+# model state? Why can a device of 32 GB still be too small?**
+#
+# <details><summary>Answer</summary>
 #
 # 16 × 1.5 = 24 GB. At 1,024 tokens per sequence and a batch of 32, the ZeRO paper adds about 60 GB
 # of activations; temporaries, communication buffers and fragmentation are extra.
 # </details>
 #
-# <details><summary>The first step of a job succeeds and the second runs out of memory. What
-# changed in between?</summary>
+# **2. The first step of a job succeeds and the second runs out of memory. What changed in
+# between?**
+#
+# <details><summary>Answer</summary>
 #
 # The first `optimizer.step()` allocated the optimizer state, 8 bytes per element in float32. It
 # stays in memory during the second forward and backward.
 # </details>
 #
-# <details><summary>Under `torch.autocast`, the parameters stay float32 and operators cast them as
-# needed. How large is the model state with Adam?</summary>
+# **3. Under `torch.autocast`, the parameters stay float32 and operators cast them as needed. How
+# large is the model state with Adam?**
+#
+# <details><summary>Answer</summary>
 #
 # Parameters, gradients and state are all float32: 4 + 4 + 8 = 16 bytes per element again. The
 # bfloat16 casts, which are cached while autocast is on, are extra.
 # </details>
 #
-# <details><summary>How much does stage 1 of ZeRO save if the optimizer is SGD without
-# momentum?</summary>
+# **4. How much does stage 1 of ZeRO save if the optimizer is SGD without momentum?**
+#
+# <details><summary>Answer</summary>
 #
 # In float32 it saves nothing: K is 0, so there is no state to shard. In mixed precision, K is 4
 # because of the float32 copy, and stage 1 shards this copy.
 # </details>
 #
-# <details><summary>Half of a model's parameters are frozen (`requires_grad=False`). Which terms
-# shrink?</summary>
+# **5. Half of a model's parameters are frozen (`requires_grad=False`). Which terms shrink?**
+#
+# <details><summary>Answer</summary>
 #
 # The gradients and optimizer state of that half disappear: backward computes no gradients for
 # frozen parameters, and the optimizer keeps no state for a parameter without a gradient. The frozen

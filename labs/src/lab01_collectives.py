@@ -1110,15 +1110,18 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 #
 # ## Questions
 #
-# <details><summary>How much does one GPU send in a ring all-reduce of 1 GiB, over 8 GPUs and over
-# 64?</summary>
+# **1. How much does one GPU send in a ring all-reduce of 1 GiB, over 8 GPUs and over 64?**
+#
+# <details><summary>Answer</summary>
 #
 # 2 x 7/8 = 1.75 GiB in 14 messages, and 2 x 63/64 = 1.97 GiB in 126 messages. The number of bytes
 # hardly grows. The number of messages grows with N, and so does the share of latency in the total
 # time, because each message is smaller: 16 MiB instead of 128 MiB.
 # </details>
 #
-# <details><summary>When is the tree better than the ring?</summary>
+# **2. When is the tree better than the ring?**
+#
+# <details><summary>Answer</summary>
 #
 # The tree is better when n is small. A reduce and a broadcast as trees take 2 log2 N (α + n / β),
 # and the ring takes 2 (N - 1) (α + n / (N β)). For n → 0, these become 2 log2 N and 2 (N - 1)
@@ -1126,20 +1129,26 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 # lose little bandwidth on large tensors.
 # </details>
 #
-# <details><summary>Your job hangs, and the timeout message names ranks 0 to 6 of 8, all in the same
-# all-reduce. Where do you look?</summary>
+# **3. Your job hangs, and the timeout message names ranks 0 to 6 of 8, all in the same all-reduce.
+# Where do you look?**
+#
+# <details><summary>Answer</summary>
 #
 # Look at rank 7: it did not call the all-reduce. It has finished, has raised an exception, or is
 # waiting somewhere else.
 # </details>
 #
-# <details><summary>The loss of a data-parallel run diverges unless the learning rate is divided by
-# the number of GPUs. What is the likely mistake?</summary>
+# **4. The loss of a data-parallel run diverges unless the learning rate is divided by the number of
+# GPUs. What is the likely mistake?**
+#
+# <details><summary>Answer</summary>
 #
 # The gradients are summed instead of averaged, so the step is N times too large.
 # </details>
 #
-# <details><summary>Why may the output of a reduce-scatter be chunk r of its own input?</summary>
+# **5. Why may the output of a reduce-scatter be chunk r of its own input?**
+#
+# <details><summary>Answer</summary>
 #
 # Rank r reads its chunk r only in the last step, just before it writes the complete sum. ZeRO and
 # FSDP use this to save a buffer.

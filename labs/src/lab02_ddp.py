@@ -1143,8 +1143,10 @@ print("sum each time, divided by N at last:", sums)
 #
 # ## Questions
 #
-# <details><summary>1. Rank 1's data loader has one batch fewer than rank 0's. What happens, and
-# what are three ways to fix it?</summary>
+# **1. Rank 1's data loader has one batch fewer than rank 0's. What happens, and what are three ways
+# to fix it?**
+#
+# <details><summary>Answer</summary>
 #
 # Rank 0 waits in the first all-reduce of its last backward until the timeout. There are three
 # fixes. Drop the last batch, with a sampler that gives all ranks the same number of batches. Let
@@ -1153,8 +1155,10 @@ print("sum each time, divided by N at last:", sums)
 # divide by the number of ranks that still have data.
 # </details>
 #
-# <details><summary>2. The rows are padded sentences and the loss is the mean over real tokens. Is
-# the mean of the ranks' gradients still the gradient of the whole batch?</summary>
+# **2. The rows are padded sentences and the loss is the mean over real tokens. Is the mean of the
+# ranks' gradients still the gradient of the whole batch?**
+#
+# <details><summary>Answer</summary>
 #
 # No. It is a mean of means: a rank with few real tokens counts as much as a rank with many. Divide
 # the summed loss by the number of real tokens on all ranks (one more all-reduce, of one number),
@@ -1162,22 +1166,28 @@ print("sum each time, divided by N at last:", sums)
 # 2.6.
 # </details>
 #
-# <details><summary>3. Why are buckets not simply as large as possible?</summary>
+# **3. Why are buckets not simply as large as possible?**
+#
+# <details><summary>Answer</summary>
 #
 # A single bucket leaves with the last gradient, so there is only one latency, but no overlap.
 # Buckets of one parameter leave as early as possible, but each pays a latency. The best size lies
 # in between and grows with the latency and with N; 25 MiB is torch's guess.
 # </details>
 #
-# <details><summary>4. Is it enough to put only the backward inside `with ddp.no_sync():`?</summary>
+# **4. Is it enough to put only the backward inside `with ddp.no_sync():`?**
+#
+# <details><summary>Answer</summary>
 #
 # Not in torch. `DistributedDataParallel.forward` decides whether the following backward reduces, so
 # the forward must be inside too. A forward outside the `with` block is the usual reason why
 # `no_sync` seems to have no effect.
 # </details>
 #
-# <details><summary>5. gloo's all-reduce blocks the host in `wait()`, whereas NCCL's does not. What
-# does rung 3's `finish` do on a GPU?</summary>
+# **5. gloo's all-reduce blocks the host in `wait()`, whereas NCCL's does not. What does rung 3's
+# `finish` do on a GPU?**
+#
+# <details><summary>Answer</summary>
 #
 # `wait()` makes the compute stream wait for the communication stream, and the host runs ahead. It
 # issues the copies back and the optimizer's kernels, which start when the reductions have ended. So

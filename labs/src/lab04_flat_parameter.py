@@ -996,40 +996,46 @@ plots.curve(
 #
 # ## Questions
 #
-# <details><summary>At most how many bytes does padding cost for a model of 80 units in bfloat16 on
-# 512 ranks?</summary>
+# **1. At most how many bytes does padding cost for a model of 80 units in bfloat16 on 512 ranks?**
 #
-# Each unit has at most 511 elements of padding, so padding costs at most 80 x 511 x 2 = 81,760
-# bytes over all ranks together. This price for even shards is negligible. With padding per
-# parameter, or with units of a few hundred elements, it would not be.
+# <details><summary>Answer</summary>
+#
+# Each unit has at most 511 elements of padding, so padding costs at most 80 x 511 x 2 = 81,760 bytes over all ranks
+# together. This price for even shards is negligible. With padding per parameter, or with units of a few hundred
+# elements, it would not be.
 # </details>
 #
-# <details><summary>Why must padding be zero, if no parameter contains it?</summary>
+# **2. Why must padding be zero, if no parameter contains it?**
 #
-# Other code reads the padding: a gradient norm over the shard adds its square, a scaler searches it
-# for infinities, and the reduction adds it over all ranks. A nan in the padding makes the norm nan,
-# and clipping then makes every gradient nan.
+# <details><summary>Answer</summary>
+#
+# Other code reads the padding: a gradient norm over the shard adds its square, a scaler searches it for infinities, and
+# the reduction adds it over all ranks. A nan in the padding makes the norm nan, and clipping then makes every gradient
+# nan.
 # </details>
 #
-# <details><summary>What does <code>model.half()</code> break, if parameters are views as in 4.2?</summary>
+# **3. What does `model.half()` break, if parameters are views as in 4.2?**
 #
-# `half` sets `p.data` to new tensors: the parameters leave the buffer, the buffer stays float32,
-# and a gather writes to memory that no module reads. Cast before flattening, or let FSDP's mixed
-# precision cast the shard for the gather.
+# <details><summary>Answer</summary>
+#
+# `half` sets `p.data` to new tensors: the parameters leave the buffer, the buffer stays float32, and a gather writes to
+# memory that no module reads. Cast before flattening, or let FSDP's mixed precision cast the shard for the gather.
 # </details>
 #
-# <details><summary>With 16 ranks and a unit of 10 elements, what do ranks 10 to 15 hold?</summary>
+# **4. With 16 ranks and a unit of 10 elements, what do ranks 10 to 15 hold?**
 #
-# They hold one zero each. A shard has ceil(10 / 16) = 1 element, and the padding of 6 elements
-# fills six whole shards. `torch.chunk` alone would return ten chunks and none for these ranks, so
-# the all-gather would fail.
+# <details><summary>Answer</summary>
+#
+# They hold one zero each. A shard has ceil(10 / 16) = 1 element, and the padding of 6 elements fills six whole shards.
+# `torch.chunk` alone would return ten chunks and none for these ranks, so the all-gather would fail.
 # </details>
 #
-# <details><summary>Why does the root unit hold layers 0 and 3, and not 0 and 1?</summary>
+# **5. Why does the root unit hold layers 0 and 3, and not 0 and 1?**
 #
-# Layers 1 and 2 were wrapped, and the root unit holds the remaining layers. The root is the only
-# unit whose layers need not be neighbours. It stays gathered from the beginning of forward to the
-# end of backward (lab 05), so keep it small.
+# <details><summary>Answer</summary>
+#
+# Layers 1 and 2 were wrapped, and the root unit holds the remaining layers. The root is the only unit whose layers need
+# not be neighbours. It stays gathered from the beginning of forward to the end of backward (lab 05), so keep it small.
 # </details>
 #
 # ## Further reading

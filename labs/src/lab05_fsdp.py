@@ -1325,31 +1325,46 @@ plots.timeline(
 # ## Questions
 #
 # **1. Your model has one layer that holds half of all parameters. How much does FSDP save?**
-# <details><summary>Answer</summary>At rest it saves all but 1/N of everything. But at the peak, that
-# layer is whole, and so is its gradient; together they take 4Ψ bytes. To go lower, split the layer
-# or its computation (tensor parallelism).</details>
+#
+# <details><summary>Answer</summary>
+#
+# At rest it saves all but 1/N of everything. But at the peak, that layer is whole, and so is its gradient; together
+# they take 4Ψ bytes. To go lower, split the layer or its computation (tensor parallelism).
+# </details>
 #
 # **2. Why is the root not freed after its forward?**
-# <details><summary>Answer</summary>Its forward ends with the loss, and its backward begins with the
-# loss. If it were freed, it would be gathered again immediately, and nothing would be
-# gained.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Its forward ends with the loss, and its backward begins with the loss. If it were freed, it would be gathered again
+# immediately, and nothing would be gained.
+# </details>
 #
 # **3. Gradients are accumulated over 4 micro-batches. What do 5.4 and 5.5 send, and what could be saved?**
-# <details><summary>Answer</summary>They send everything four times: in each micro-batch, a unit is
-# gathered twice and its gradient is reduced and added to the shard's gradient. Reducing only after
-# the last micro-batch saves three reductions per unit, but keeps the unsharded gradients of the
-# whole model in the meantime (`no_sync`).</details>
+#
+# <details><summary>Answer</summary>
+#
+# They send everything four times: in each micro-batch, a unit is gathered twice and its gradient is reduced and added
+# to the shard's gradient. Reducing only after the last micro-batch saves three reductions per unit, but keeps the
+# unsharded gradients of the whole model in the meantime (`no_sync`).
+# </details>
 #
 # **4. A parameter is not used in a step. What does your `attach` do with its unit?**
-# <details><summary>Answer</summary>Its gradient never arrives, so the unit is neither freed nor
-# reduced. The next step is worse: it starts with this step's leftover count, ends the unit too
-# early, and silently reduces an incomplete gradient. minifsdp and torch end such units in the
-# end-of-backward callback of 5.1 and count the missing gradient as zero.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Its gradient never arrives, so the unit is neither freed nor reduced. The next step is worse: it starts with this
+# step's leftover count, ends the unit too early, and silently reduces an incomplete gradient. minifsdp and torch end
+# such units in the end-of-backward callback of 5.1 and count the missing gradient as zero.
+# </details>
 #
 # **5. Why is the hook on the output, and not on the gradient of the next module's input?**
-# <details><summary>Answer</summary>In a chain of modules, the two are the same tensor. With a
-# residual connection, a second output or a head, they are not. A unit knows only its own
-# outputs.</details>
+#
+# <details><summary>Answer</summary>
+#
+# In a chain of modules, the two are the same tensor. With a residual connection, a second output or a head, they are
+# not. A unit knows only its own outputs.
+# </details>
 #
 # ## Further reading
 #

@@ -1100,30 +1100,49 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #
 # **1. Layers are dropped at random. They are drawn anew in every step, from the same seed on all ranks. What does
 # forward prefetch do, and what does backward prefetch do?**
-# <details><summary>Answer</summary>All ranks agree, so the values are right. The record for forward is that of the
-# first iteration: from the first missing or additional layer on, nothing is gathered ahead in that forward. (In torch,
-# which looks up its record by unit, a dropped layer is gathered for nothing.) The record for backward is that of the
-# current forward, so backward prefetch works well.</details>
+#
+# <details><summary>Answer</summary>
+#
+# All ranks agree, so the values are right. The record for forward is that of the first iteration: from the first
+# missing or additional layer on, nothing is gathered ahead in that forward. (In torch, which looks up its record by
+# unit, a dropped layer is gathered for nothing.) The record for backward is that of the current forward, so backward
+# prefetch works well.
+# </details>
 #
 # **2. Why does the record for backward list the units in the order in which their forwards *end*?**
-# <details><summary>Answer</summary>Units may be nested: the root's forward begins first and ends last, and its
-# backward begins first. For a chain of blocks both orders are the same.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Units may be nested: the root's forward begins first and ends last, and its backward begins first. For a chain of
+# blocks both orders are the same.
+# </details>
 #
 # **3. With PRE and depth 1, how many units are whole while the last block's gradients are being computed, and how many
 # while the first block's are?**
-# <details><summary>Answer</summary>Three: the root, the last block and the one before it. While the first block's
-# gradients are being computed, no unit is left to prefetch, so only two are whole: the root and that block.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Three: the root, the last block and the one before it. While the first block's gradients are being computed, no unit
+# is left to prefetch, so only two are whole: the root and that block.
+# </details>
 #
 # **4. With two communicators, one for gathers and one for reductions, is backward prefetch still needed?**
-# <details><summary>Answer</summary>Not on a host that runs ahead: prefetch is needed there because of the single queue,
-# and with two queues the gather is not queued behind the reduction. The two share the wire, though, and each
-# communicator needs its own buffers and multiprocessors. A host that computes still needs the prefetch.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Not on a host that runs ahead: prefetch is needed there because of the single queue, and with two queues the gather is
+# not queued behind the reduction. The two share the wire, though, and each communicator needs its own buffers and
+# multiprocessors. A host that computes still needs the prefetch.
+# </details>
 #
 # **5. Gradients are accumulated under `no_sync`. What is left for backward prefetch to do?**
-# <details><summary>Answer</summary>No reduction is in the way, so a host that runs ahead needs prefetch in backward no
-# more than in forward. A host that computes does need it: under FULL_SHARD, the backward of every micro-batch gathers
-# the parameters again. Under SHARD_GRAD_OP they stay whole from forward on, and backward gathers nothing at
-# all.</details>
+#
+# <details><summary>Answer</summary>
+#
+# No reduction is in the way, so a host that runs ahead needs prefetch in backward no more than in forward. A host that
+# computes does need it: under FULL_SHARD, the backward of every micro-batch gathers the parameters again. Under
+# SHARD_GRAD_OP they stay whole from forward on, and backward gathers nothing at all.
+# </details>
 #
 # ## Further reading
 #

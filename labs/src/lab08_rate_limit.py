@@ -1281,33 +1281,51 @@ enter("my schedule", MySchedule)
 # ## Questions
 #
 # **1. `reserved` is twice `allocated`, and `num_alloc_retries` is 0. Is there anything to fix?**
-# <details><summary>Answer</summary>No. Cached memory costs nothing until another consumer needs
-# it: a second process on the same device, or a library that allocates from the driver, like NCCL.
-# Only retries cost time.</details>
+#
+# <details><summary>Answer</summary>
+#
+# No. Cached memory costs nothing until another consumer needs it: a second process on the same device, or a library
+# that allocates from the driver, like NCCL. Only retries cost time.
+# </details>
 #
 # **2. `torch.cuda.empty_cache()` in every step makes the retries go away. Why is that not a solution?**
-# <details><summary>Answer</summary>It does the work of a retry in every step: it waits for the
-# device and returns segments that must then be allocated again. And it can return only segments
-# that are entirely free.</details>
+#
+# <details><summary>Answer</summary>
+#
+# It does the work of a retry in every step: it waits for the device and returns segments that must then be allocated
+# again. And it can return only segments that are entirely free.
+# </details>
 #
 # **3. What does a limiter with k = 1 do to prefetching?**
-# <details><summary>Answer</summary>It disables prefetching. The next gather is issued only when
-# the previous unit has been computed and freed. Compute and link take turns, and the memory equals
-# that of the synchronous schedule.</details>
+#
+# <details><summary>Answer</summary>
+#
+# It disables prefetching. The next gather is issued only when the previous unit has been computed and freed. Compute
+# and link take turns, and the memory equals that of the synchronous schedule.
+# </details>
 #
 # **4. All ranks run the same program, and one of them retries. What do the others do?**
-# <details><summary>Answer</summary>They wait for it in the next collective. A retry on one of 128
-# GPUs stalls all of them.</details>
+#
+# <details><summary>Answer</summary>
+#
+# They wait for it in the next collective. A retry on one of 128 GPUs stalls all of them.
+# </details>
 #
 # **5. With SHARD_GRAD_OP, what does the limiter do?**
-# <details><summary>Answer</summary>In this lab it does nothing: no unit is freed after forward, so none of them counts.
-# All units are whole at the end of forward anyway. torch counts the frees in backward, so its host waits for some of
-# them in the next forward.</details>
 #
-# **6. Why must the event of 8.3 be recorded when the block is freed, and not when `record_stream`
-# is called?**
-# <details><summary>Answer</summary>Between the two moments, more kernels that read the block may be queued on the
-# stream. An event recorded at the call would happen before those kernels run.</details>
+# <details><summary>Answer</summary>
+#
+# In this lab it does nothing: no unit is freed after forward, so none of them counts. All units are whole at the end of
+# forward anyway. torch counts the frees in backward, so its host waits for some of them in the next forward.
+# </details>
+#
+# **6. Why must the event of 8.3 be recorded when the block is freed, and not when `record_stream` is called?**
+#
+# <details><summary>Answer</summary>
+#
+# Between the two moments, more kernels that read the block may be queued on the stream. An event recorded at the call
+# would happen before those kernels run.
+# </details>
 #
 # ## Further reading
 #

@@ -1057,28 +1057,46 @@ assert shard.grad.item() == 1.125
 # ## Questions
 #
 # **1. A model is cast with `model.to(torch.bfloat16)` before it is wrapped. What does mixed precision do then?**
-# <details><summary>Answer</summary>The shards take the parameters' dtype, bf16. There are no master weights, Adam's
-# state is bf16 as well, and small updates are lost. Wrap an fp32 model and pass
-# `MixedPrecision(param_dtype=torch.bfloat16)`.</details>
+#
+# <details><summary>Answer</summary>
+#
+# The shards take the parameters' dtype, bf16. There are no master weights, Adam's state is bf16 as well, and small
+# updates are lost. Wrap an fp32 model and pass `MixedPrecision(param_dtype=torch.bfloat16)`.
+# </details>
 #
 # **2. The bf16 rows show no fp32 activation. Why is the loss still fp32?**
-# <details><summary>Answer</summary>A layer computes in the dtype of its weights and inputs, here bf16. The course's GPT
-# casts its logits to fp32 before the cross-entropy (`minifsdp/course/ladder/model.py`), since a sum over the vocabulary
-# needs more mantissa bits.</details>
+#
+# <details><summary>Answer</summary>
+#
+# A layer computes in the dtype of its weights and inputs, here bf16. The course's GPT casts its logits to fp32 before
+# the cross-entropy (`minifsdp/course/ladder/model.py`), since a sum over the vocabulary needs more mantissa bits.
+# </details>
 #
 # **3. Can each replica of a data-parallel model (DDP) check for infinities on its own?**
-# <details><summary>Answer</summary>Yes, every replica reaches the same conclusion: after the all-reduce all ranks hold
-# the same gradients, so an infinity on one rank appears in every rank's mean. Only when gradients are sharded does each
-# rank see just a part.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Yes, every replica reaches the same conclusion: after the all-reduce all ranks hold the same gradients, so an infinity
+# on one rank appears in every rank's mean. Only when gradients are sharded does each rank see just a part.
+# </details>
 #
 # **4. With FULL_SHARD on 64 ranks, each rank has room for 2 more bytes per parameter. Is that enough for `no_sync`?**
-# <details><summary>Answer</summary>Not with gradients in fp32: they take 4Ψ bytes unsharded. With
-# `reduce_dtype=bfloat16`, the room would be just enough, but sums of micro-batches in bf16 lose small terms.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Not with gradients in fp32: they take 4Ψ bytes unsharded. With `reduce_dtype=bfloat16`, the room would be just enough,
+# but sums of micro-batches in bf16 lose small terms.
+# </details>
 #
 # **5. Suppose the host does not wait for the copies of 9.6. Which unit's gradient is most likely to be read too
-# early?** <details><summary>Answer</summary>The root's: backward ends with the root, so the copy of its gradient starts
-# last, and the optimizer follows at once, starting with the root's parameters. A large root takes longer to copy. The
-# race does not occur in every step, which makes it hard to find.</details>
+# early?**
+#
+# <details><summary>Answer</summary>
+#
+# The root's: backward ends with the root, so the copy of its gradient starts last, and the optimizer follows at once,
+# starting with the root's parameters. A large root takes longer to copy. The race does not occur in every step, which
+# makes it hard to find.
+# </details>
 #
 # ## Further reading
 #

@@ -1216,29 +1216,47 @@ plots.stages(
 # ## Questions
 #
 # **1. A model has 80 equal blocks and an embedding as large as 4 blocks, with the head tied to it. Each block is a
-# unit. What determines the peak?** <details><summary>Answer</summary>The root holds the embedding and is whole from the
-# start of forward to the end of backward. Its gradient is also whole during backward. Unsharded parameters peak at 4 +
-# 1 blocks, or 4 + 2 with prefetch. If they were not tied, the embedding and the head could be units of their
-# own.</details>
+# unit. What determines the peak?**
+#
+# <details><summary>Answer</summary>
+#
+# The root holds the embedding and is whole from the start of forward to the end of backward. Its gradient is also whole
+# during backward. Unsharded parameters peak at 4 + 1 blocks, or 4 + 2 with prefetch. If they were not tied, the
+# embedding and the head could be units of their own.
+# </details>
 #
 # **2. Why does the walk wrap the innermost modules first?**
-# <details><summary>Answer</summary>A unit's flat parameter holds the parameters outside its inner
-# units. If outer modules came first, an outer unit would take everything and leave nothing for the
-# inner ones.</details>
+#
+# <details><summary>Answer</summary>
+#
+# A unit's flat parameter holds the parameters outside its inner units. If outer modules came first, an outer unit would
+# take everything and leave nothing for the inner ones.
+# </details>
 #
 # **3. Why must `reset_parameters` not recurse into wrapped children?**
-# <details><summary>Answer</summary>The children are already sharded, and their whole parameters
-# are gone. Even if they were not, they would be initialized twice, and a parent that draws numbers for its children
-# would draw different ones under a different wrapping.</details>
+#
+# <details><summary>Answer</summary>
+#
+# The children are already sharded, and their whole parameters are gone. Even if they were not, they would be
+# initialized twice, and a parent that draws numbers for its children would draw different ones under a different
+# wrapping.
+# </details>
 #
 # **4. What does `sync_module_states=True` cost, and what does it achieve, if every rank builds the model from meta?**
-# <details><summary>Answer</summary>It costs a broadcast of every unit, and makes the values equal on all ranks without
-# seeds. Otherwise every rank keeps its part of *its own* draw, and the model is assembled from shards of different
-# random models.</details>
+#
+# <details><summary>Answer</summary>
+#
+# It costs a broadcast of every unit, and makes the values equal on all ranks without seeds. Otherwise every rank keeps
+# its part of *its own* draw, and the model is assembled from shards of different random models.
+# </details>
 #
 # **5. With 4 ranks instead of 2, which numbers in the policy table change?**
-# <details><summary>Answer</summary>Messages and the unsharded peak stay the same, apart from
-# padding. The shards change: resting parameters, gradients and optimizer state halve.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Messages and the unsharded peak stay the same, apart from padding. The shards change: resting parameters, gradients
+# and optimizer state halve.
+# </details>
 #
 # ## Further reading
 #

@@ -1395,30 +1395,49 @@ plots.timeline(
 # ## Questions
 #
 # **1. A model of 70 billion parameters in fp32 is trained on 64 GPUs, 8 to a host. How much memory does a host need for
-# a full state dict with `offload_to_cpu`, with and without `rank0_only`?** <details><summary>Answer</summary>The dict
-# takes 280 GB. With `rank0_only`, one host needs this much, and the others need none. Without it, each host needs 8 x
-# 280 GB = 2.2 TB. With a sharded dict, each rank keeps 4.4 GB, and each host keeps 35 GB.</details>
+# a full state dict with `offload_to_cpu`, with and without `rank0_only`?**
+#
+# <details><summary>Answer</summary>
+#
+# The dict takes 280 GB. With `rank0_only`, one host needs this much, and the others need none. Without it, each host
+# needs 8 x 280 GB = 2.2 TB. With a sharded dict, each rank keeps 4.4 GB, and each host keeps 35 GB.
+# </details>
 #
 # **2. Why does 10b.2 not save the flat shards themselves, which would need no communication at all?**
-# <details><summary>Answer</summary>torch's LOCAL_STATE_DICT saves them. But only the same number of
-# ranks with the same units, in the same version, can load them. This is the fastest way to resume after a crash, but
-# not a format to keep.</details>
+#
+# <details><summary>Answer</summary>
+#
+# torch's LOCAL_STATE_DICT saves them. But only the same number of ranks with the same units, in the same version, can
+# load them. This is the fastest way to resume after a crash, but not a format to keep.
+# </details>
 #
 # **3. How do you delete an old checkpoint so that a half-deleted one never looks complete?**
-# <details><summary>Answer</summary>Reverse the order: rename it to `.step-1.old`, sync the folder, then delete it. A
-# checkpoint that no longer has its final name may be incomplete. Do this only after the new checkpoint is
-# committed.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Reverse the order: rename it to `.step-1.old`, sync the folder, then delete it. A checkpoint that no longer has its
+# final name may be incomplete. Do this only after the new checkpoint is committed.
+# </details>
 #
 # **4. You unfreeze a frozen block after 1,000 steps. What happens to its unit, its optimizer state and its
-# checkpoints?** <details><summary>Answer</summary>The unit re-reads `requires_grad` at the next forward, and has
-# gradients from then on. The optimizer must have the unit's parameter, and creates a state for it at its first step,
-# with `step` 1 while the others have 1,001. Earlier checkpoints have no state under these names. In a mixed unit with
-# one flat parameter, a single `step` could not hold both values; with original parameters, each has its own.</details>
+# checkpoints?**
+#
+# <details><summary>Answer</summary>
+#
+# The unit re-reads `requires_grad` at the next forward, and has gradients from then on. The optimizer must have the
+# unit's parameter, and creates a state for it at its first step, with `step` 1 while the others have 1,001. Earlier
+# checkpoints have no state under these names. In a mixed unit with one flat parameter, a single `step` could not hold
+# both values; with original parameters, each has its own.
+# </details>
 #
 # **5. You add activation checkpoints, but peak memory does not fall. Name two possible reasons.**
-# <details><summary>Answer</summary>With few rows and a large model, the peak comes from model state, not activations.
-# Or a single checkpoint surrounds the whole model, so that recomputation restores all activations at once, at the
-# beginning of backward. With one checkpoint per block, only one block's activations are restored at a time.</details>
+#
+# <details><summary>Answer</summary>
+#
+# With few rows and a large model, the peak comes from model state, not activations. Or a single checkpoint surrounds
+# the whole model, so that recomputation restores all activations at once, at the beginning of backward. With one
+# checkpoint per block, only one block's activations are restored at a time.
+# </details>
 #
 # ## Further reading
 #

@@ -1085,29 +1085,45 @@ plots.lines(
 # ## Questions
 #
 # **1. With 2 hosts of 8 and F = 8, one rank fails. How many shards are lost?**
-# <details><summary>Answer</summary>None: its replica on the other host has the same shard. But the process groups are
-# broken, and the job restarts from a checkpoint, unless something rebuilds them.</details>
+#
+# <details><summary>Answer</summary>
+#
+# None: its replica on the other host has the same shard. But the process groups are broken, and the job restarts from a
+# checkpoint, unless something rebuilds them.
+# </details>
 #
 # **2. Why do the sharding groups, and not the replica groups, consist of consecutive ranks?**
-# <details><summary>Answer</summary>The sharding group has more traffic, 3 M against 2 M / F,
-# including the urgent part, the gathers. Consecutive ranks share a host. With the two kinds
-# swapped, all gathers would cross hosts.</details>
+#
+# <details><summary>Answer</summary>
+#
+# The sharding group has more traffic, 3 M against 2 M / F, including the urgent part, the gathers. Consecutive ranks
+# share a host. With the two kinds swapped, all gathers would cross hosts.
+# </details>
 #
 # **3. Under `no_sync`, which of the two stages is left out, and could one be kept?**
-# <details><summary>Answer</summary>Both are left out, and the unsharded gradient [P] is kept. You
-# could instead reduce-scatter every micro-batch inside the host, accumulate a shard [P / F], and
-# all-reduce only the last sum. That saves memory and traffic on the slow link. FSDP2 offers it as
-# `set_requires_all_reduce`.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Both are left out, and the unsharded gradient [P] is kept. You could instead reduce-scatter every micro-batch inside
+# the host, accumulate a shard [P / F], and all-reduce only the last sum. That saves memory and traffic on the slow
+# link. FSDP2 offers it as `set_requires_all_reduce`.
+# </details>
 #
 # **4. Which numbers in 11.5's table would change if the two groups were swapped?**
-# <details><summary>Answer</summary>The bytes held would not change here, because 2 x 2 is the same
-# both ways. The bytes that leave the host would change: gathers would leave it, in two rings at
-# once.</details>
+#
+# <details><summary>Answer</summary>
+#
+# The bytes held would not change here, because 2 x 2 is the same both ways. The bytes that leave the host would change:
+# gathers would leave it, in two rings at once.
+# </details>
 #
 # **5. A model fits with F = 4 on hosts of 8. Why might F = 8 be the better choice?**
-# <details><summary>Answer</summary>Each rank holds half as much, which allows a larger batch, and a host sends a little
-# less: (R - 1) / R of 2 M with half as many replicas. The cost is that each rank sends 7/8 instead of 3/4 of each
-# gather, inside the host.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Each rank holds half as much, which allows a larger batch, and a host sends a little less: (R - 1) / R of 2 M with
+# half as many replicas. The cost is that each rank sends 7/8 instead of 3/4 of each gather, inside the host.
+# </details>
 #
 # ## Further reading
 #

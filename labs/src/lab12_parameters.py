@@ -1066,23 +1066,38 @@ assert all(equal)
 #
 # **1. The weight of a Linear, [3, 4096], is sharded over 8 ranks. What does each rank hold, and how could you do
 # better?**
-# <details><summary>Answer</summary>Ranks 0 to 2 hold one row each, and the others hold nothing. The weight's column in
-# the buffer is one row wide on all 8 ranks, so most of the traffic is padding. Cut the weight along dimension 1 with
-# `shard_placement_fn`, so that each rank holds 512 columns.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Ranks 0 to 2 hold one row each, and the others hold nothing. The weight's column in the buffer is one row wide on all
+# 8 ranks, so most of the traffic is padding. Cut the weight along dimension 1 with `shard_placement_fn`, so that each
+# rank holds 512 columns.
+# </details>
 #
 # **2. Why must unused places be zero in 12.4, but not in 12.2?**
-# <details><summary>Answer</summary>The unused places of a gathered row are never read, because the copy out skips them.
-# A reduction adds up all places. The sums in unused places are not delivered to any parameter, but hooks and checks for
-# infinities see them, and a single nan there would spoil the result.</details>
+#
+# <details><summary>Answer</summary>
+#
+# The unused places of a gathered row are never read, because the copy out skips them. A reduction adds up all places.
+# The sums in unused places are not delivered to any parameter, but hooks and checks for infinities see them, and a
+# single nan there would spoil the result.
+# </details>
 #
 # **3. With `record_stream`, flat parameters need a limiter. Could they be held by reference instead?**
-# <details><summary>Answer</summary>Yes: nothing in 12.5 depends on the layout. The last reader of a flat buffer is the
-# unit's computation, so the stream that owns the buffer waits longer than for a copy out.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Yes: nothing in 12.5 depends on the layout. The last reader of a flat buffer is the unit's computation, so the stream
+# that owns the buffer waits longer than for a copy out.
+# </details>
 #
 # **4. For which optimizers would it be wrong to cut between any two elements, as a flat parameter does?**
-# <details><summary>Answer</summary>For those that work on matrices or rows, such as Muon, Shampoo and Adafactor. Adam
-# works element by element. Even whole rows are not a whole matrix, so optimizers that need whole matrices gather them
-# first. </details>
+#
+# <details><summary>Answer</summary>
+#
+# For those that work on matrices or rows, such as Muon, Shampoo and Adafactor. Adam works element by element. Even
+# whole rows are not a whole matrix, so optimizers that need whole matrices gather them first.
+# </details>
 #
 # ## Further reading
 #
