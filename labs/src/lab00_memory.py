@@ -30,8 +30,8 @@
 # **You need** to know PyTorch on one device: modules, `backward` and optimizers. You need no
 # experience with distributed training.
 #
-# **Time** 50 minutes. **Ranks**: none; the lab runs in this process, on the CPU or on one GPU.
-# **Memory**: at most 9 MiB of tensors, as counted by the ledger.
+# **Time** 50 minutes. **Runs** in one process, on the CPU or on one GPU. **Memory** at most 9 MiB
+# of tensors, as counted by the ledger.
 #
 # **How a lab works.** An exercise is a cell with a function whose body is `...`: replace the dots
 # with your code. Until you do, the reference answer stands in, so that everything below runs. As

@@ -24,12 +24,11 @@
 # and all-reduce as the sequence of these two rings; count the bytes and the messages that a rank
 # sends in each operation; predict how long an operation takes on a link.
 #
-# | | |
-# |---|---|
-# | you need | tensors and autograd; lab 00 is not required |
-# | time | 90 minutes, in two sittings; the break is marked |
-# | runs on | CPU with gloo (default), or NCCL with one rank per GPU; 2 to 4 ranks |
-# | memory per rank | at most 12 MiB of tensors; a process takes 210 MiB: 13 of its own and 197 of shared torch code |
+# **You need** to know tensors and autograd; lab 00 is not required.
+#
+# **Time** 90 minutes, in two sittings; the break is marked. **Runs** on a laptop (gloo, 2 to 4
+# processes), or with NCCL and one rank per GPU. **Memory** at most 12 MiB of tensors per rank; a
+# process takes 210 MiB, 197 of them for torch's code, which the ranks share.
 #
 # An exercise is a cell with a function whose body is `...`. Until you replace these dots, the lab
 # uses the reference answer and prints a note. Your own answer is checked at once, and the cells

@@ -34,8 +34,8 @@
 # groups, all-reduce and `wait()`.
 #
 # **Time** 75 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL,
-# one rank per GPU). **Memory**: at most 4 MiB of tensors on a rank (measured at the end). A process
-# has about 270 MiB resident, most of which is torch's code, which the ranks share.
+# one rank per GPU). **Memory** at most 4 MiB of tensors per rank (measured at the end); a process
+# takes about 270 MiB, most of them for torch's code, which the ranks share.
 
 # %% tags=["setup"]
 # set-up

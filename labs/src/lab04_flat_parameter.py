@@ -21,9 +21,9 @@
 #
 # **You need** labs 01 (collectives) and 03 (shards of optimizer state).
 #
-# **Time** 60 minutes. **Runs** on a laptop (gloo), on one GPU, or with NCCL and one rank per GPU,
-# on up to 4 ranks. Each rank needs at most 0.4 MiB for parameters and buffers (measured below),
-# plus the memory of a Python process that has imported torch.
+# **Time** 60 minutes. **Runs** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU node
+# (NCCL, one rank per GPU). **Memory** at most 0.4 MiB of parameters and buffers per rank (measured
+# below); a process takes a few hundred MiB, mostly for torch itself.
 
 # %% tags=["setup"]
 # set-up

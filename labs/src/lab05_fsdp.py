@@ -33,8 +33,8 @@
 # (the flat parameter).
 #
 # **Time** 95 minutes. **Runs** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU node
-# (NCCL, one rank per GPU). **Memory**: the tensors of a rank take at most 18 MiB (measured below).
-# Its process takes a few hundred MiB, most of which is torch.
+# (NCCL, one rank per GPU). **Memory** at most 18 MiB of tensors per rank (measured below); a
+# process takes a few hundred MiB, mostly for torch itself.
 
 # %% tags=["setup"]
 # set-up

@@ -31,9 +31,9 @@
 # **You need** lab 05 (gather, free and reduce-scatter, and what a schedule decides). Streams and events are explained
 # here.
 #
-# **Time** 75 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
-# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). **Memory** a rank's tensors take a few tens of MiB and its process
-# a few hundred, mostly for torch itself. On a GPU, one cell trains a larger model.
+# **Time** 75 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU that the ranks share
+# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** a few tens of MiB of tensors per rank;
+# a process takes a few hundred MiB, mostly for torch itself. On a GPU, one cell trains a larger model.
 
 # %% tags=["setup"]
 # set-up

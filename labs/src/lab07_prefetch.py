@@ -30,10 +30,12 @@
 #
 # **You need** lab 05 (units, hooks, the memory that a rank holds) and lab 06 (streams, events, a host that runs ahead).
 #
-# **Time** 65 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
-# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, a rank per GPU). Order, bytes and values are those of your setup.
-# The gain from prefetching is always measured over gloo on the CPU, and it is modelled for a host that runs ahead.
-# **Memory** a few MiB of tensors per rank; a process takes a few hundred MiB, mostly for torch itself.
+# **Time** 65 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU that the ranks share
+# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** a few MiB of tensors per rank; a
+# process takes a few hundred MiB, mostly for torch itself.
+#
+# Order, bytes and values are those of your setup. The gain from prefetching is always measured over gloo on the CPU,
+# and it is modelled for a host that runs ahead.
 
 # %% tags=["setup"]
 # set-up

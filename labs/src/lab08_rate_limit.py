@@ -38,12 +38,15 @@
 #
 # **You need** lab 05 (units, gather, free), lab 06 (streams, events) and lab 07 (prefetching).
 #
-# **Time** 110 minutes, in two sittings; the break is marked. **To run** on a laptop (gloo, 2 processes), on one GPU
-# that the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). A laptop's host does not run ahead of its
-# device; it *is* the device. So this lab records the programs of real training steps on the CPU, on any machine, and
-# replays them in virtual time on a GPU that exists only on paper. The replay models kernels, collectives, streams,
-# events and your allocator. Its numbers come from a data sheet, or are assumed where the data sheet has none. All its
-# results are marked "model, not measured". If your ranks have a GPU, the lab also queries that GPU's own allocator.
+# **Time** 110 minutes, in two sittings; the break is marked. **Runs** on a laptop (gloo, 2 processes), on one GPU that
+# the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** about 12 MiB of model
+# state per rank (measured in sitting two); a process takes a few hundred MiB, mostly for torch itself.
+#
+# A laptop's host does not run ahead of its device; it *is* the device. So this lab records the programs of real
+# training steps on the CPU, on any machine, and replays them in virtual time on a GPU that exists only on paper. The
+# replay models kernels, collectives, streams, events and your allocator. Its numbers come from a data sheet, or are
+# assumed where the data sheet has none. All its results are marked "model, not measured". If your ranks have a GPU, the
+# lab also queries that GPU's own allocator.
 
 # %% tags=["setup"]
 # set-up

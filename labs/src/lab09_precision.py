@@ -28,9 +28,9 @@
 #
 # **You need** lab 05 (units, gather, reduce-scatter) and lab 06 (streams and events).
 #
-# **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node. **Memory** less than 20
-# MiB of tensors per rank. On a CPU, host and device memory are the same; the copies between them are still made, so
-# their bytes can be counted, but their speed cannot be measured.
+# **Time** 70 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, one rank per GPU).
+# **Memory** less than 20 MiB of tensors per rank. On a CPU, host and device memory are the same; the copies between
+# them are still made, so their bytes can be counted, but their speed cannot be measured.
 
 # %% tags=["setup"]
 # set-up

@@ -30,9 +30,9 @@
 #
 # **You need** lab 04 (flat parameter, units) and lab 05 (when each unit is gathered).
 #
-# **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node
-# (NCCL, one rank per GPU). The last part needs `transformers`; it builds its model from a configuration and downloads
-# nothing.
+# **Time** 70 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, one rank per GPU).
+# **Memory** about 5 MiB of model state per rank. The last part needs `transformers`; it builds its model from a
+# configuration and downloads nothing.
 
 # %% tags=["setup"]
 # set-up

@@ -31,8 +31,8 @@
 #
 # **You need** lab 04 (the flat parameter) and lab 05 (units, gather, free). Lab 10a shows how modules become units.
 #
-# **Time** 85 minutes. **To run** on a laptop (gloo, 2-3 processes), on one GPU, or on a GPU node. **Memory** less than
-# 8 MiB of tensors per rank.
+# **Time** 85 minutes. **Runs** on a laptop (gloo, 2 and 3 processes), on one GPU, or on a GPU node (NCCL, one rank per
+# GPU). **Memory** less than 8 MiB of tensors per rank.
 
 # %% tags=["setup"]
 # set-up

@@ -30,9 +30,9 @@
 #
 # **You need** lab 01 (all-reduce, ring, groups) and lab 05 (units, gather, reduce-scatter).
 #
-# **Time** 70 minutes. **To run** on a laptop (gloo, 4 processes that stand for 2 hosts of 2
-# ranks), on one GPU, or on a GPU node. **Memory** a rank's tensors take less than 20 MiB here. The
-# results for clusters come from a cost model, with its assumptions listed next to it.
+# **Time** 70 minutes. **Runs** on a laptop (gloo, 4 processes that stand for 2 hosts of 2 ranks), on one GPU, or on a
+# GPU node (NCCL, one rank per GPU). **Memory** less than 20 MiB of tensors per rank. The results for clusters come from
+# a cost model, with its assumptions listed next to it.
 
 # %% tags=["setup"]
 # set-up

@@ -32,9 +32,9 @@
 # **You need** lab 04 (the flat parameter), lab 05 (units, gather, reduce-scatter) and, for 12.5, lab 06 (streams,
 # events).
 #
-# **Time** 60 minutes. **To run** on a laptop (gloo, 2 and 3 processes), on one GPU, or on a GPU node. **Memory** a
-# rank's tensors take less than 40 MiB here. Streams are examined on a GPU that exists only on paper, as in lab 08.
-# Those results are marked "model".
+# **Time** 60 minutes. **Runs** on a laptop (gloo, 2 and 3 processes), on one GPU, or on a GPU node (NCCL, one rank per
+# GPU). **Memory** less than 40 MiB of tensors per rank. Streams are examined on a GPU that exists only on paper, as in
+# lab 08. Those results are marked "model".
 
 # %% tags=["setup"]
 # set-up
