@@ -161,7 +161,7 @@ outcome(
 )
 
 # %% [markdown]
-# ### Measured: what each optimizer keeps (C3)
+# ### Measured: what each optimizer keeps
 #
 # Now for a whole model: a small version of the course's GPT, trained with torch's own optimizers.
 # `stages_of` runs the model's first training step and reads the ledger at the end of each stage;
@@ -282,7 +282,7 @@ def zero_stages(psi: int, ranks: int, k: int = 12, itemsize: int = 2) -> dict[st
 
 
 # %% [markdown]
-# ### Derived: 120, 31.4, 16.6, 1.9 GB (C2)
+# ### Derived: 120, 31.4, 16.6, 1.9 GB
 #
 # The cell compares your numbers with table 1 of the ZeRO paper, to one decimal, for every N in that
 # table. It also compares them with the course's own closed form, which predicts the measurements
@@ -417,7 +417,7 @@ class WrittenOutAdam(torch.optim.Optimizer):
 
 
 # %% [markdown]
-# ### Measured: when each tensor appears (C36)
+# ### Measured: when each tensor appears
 #
 # Your Adam and torch's get the same gradients for five steps; yours works on views of one long
 # tensor, as it will in lab 04. Then the ledger is read at the end of every stage of a first step.
@@ -521,7 +521,7 @@ with Ledger() as ledger, DEVICE:
 # (lab 05) is such a replacement.
 
 # %% [markdown]
-# ### Measured: 2 + 2 + 12 bytes (C1)
+# ### Measured: 2 + 2 + 12 bytes
 #
 # This is mixed precision as in the ZeRO paper: parameters and gradients are bfloat16, and your
 # `adam_step` updates a float32 copy of each parameter. The copies are allocated when the optimizer
@@ -694,7 +694,7 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
 
 
 # %% [markdown]
-# ### Measured: activations compared with model state (C35)
+# ### Measured: activations compared with model state
 #
 # The ledger gives a second opinion: it counts all memory that is alive after forward and belongs to
 # neither parameters nor gradients. Your counts for the first two batch sizes predict the counts for

@@ -108,7 +108,7 @@ print("rows of ranks 0 to 3:", shares)
 outcome("1.1", max(shares), ranks=4, slips={"10 // 4 rows on every rank leaves two rows to nobody": 2})
 
 # %% [markdown]
-# ### Measured: equal parameters, different gradients (C40)
+# ### Measured: equal parameters, different gradients
 #
 # This is data parallelism in its smallest form: every rank builds the same model with the same
 # initial parameters, takes its rows, and computes a gradient. The parameters are equal, but the
@@ -444,7 +444,7 @@ print("sum of 1 + 2 + 3 + 4 on rank 0:", values[0], "  bytes sent by each rank:"
 outcome("1.5", sent[1], ranks=4)
 
 # %% [markdown]
-# ### Measured: the primitives and their results (C5)
+# ### Measured: the primitives and their results
 #
 # On four ranks, the cell runs the primitives that torch and NCCL provide. Rank r holds the number
 # r + 2 or, for an operation that works on parts, the vector (10 r, 10 r + 1, 10 r + 2, 10 r + 3).
@@ -608,7 +608,7 @@ print("equal to torch's on every rank:", all(same), "  bytes sent by each rank:"
 outcome("1.7", sent[0], ranks=4)
 
 # %% [markdown]
-# ### Measured: a gather and a broadcast move more bytes than the ring (C39)
+# ### Measured: a gather and a broadcast move more bytes than the ring
 #
 # An all-gather can also be built from a gather and a broadcast: every rank sends its shard to rank
 # 0, and rank 0 broadcasts the whole tensor. The result is correct. Let S be the number of bytes of
@@ -713,7 +713,7 @@ print("equal to torch's on every rank:", all(same), "  bytes sent by each rank:"
 outcome("1.8", sent[0], ranks=4, slips={"the padding travels too: 12 elements, not 10": 60})
 
 # %% [markdown]
-# ### Measured: an all-reduce is a reduce-scatter and an all-gather, and a rank sends 2 (N - 1) / N of the data (C5)
+# ### Measured: an all-reduce is a reduce-scatter and an all-gather, and a rank sends 2 (N - 1) / N of the data
 #
 # Remember this factor: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm in
 # which only the ranks add sends less. If the switches add as well (SHARP on InfiniBand, NVLS on
@@ -864,7 +864,7 @@ plots.stages(
 # %% [markdown]
 # ## Links
 #
-# ### Measured: the cost of a message on different links (C38)
+# ### Measured: the cost of a message on different links
 #
 # A link has a latency α and a bandwidth β, and a message of n bytes takes about α + n / β. At n = α
 # β, the latency accounts for half of that time; shorter messages waste most of the link's
@@ -922,7 +922,7 @@ for name, (latency, bandwidth) in LINKS.items():
         assert took[name, size] > 0.99 * predicted * SLOWER
 
 # %% [markdown]
-# ### Measured: few, large and even messages are the fastest (C6)
+# ### Measured: few, large and even messages are the fastest
 #
 # Every message costs α. That is why NCCL uses trees for small tensors, why DDP collects gradients
 # in buckets, and why FSDP collects parameters in flat parameters. The FSDP paper (figure 2) gathers

@@ -114,7 +114,7 @@ def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# ### Measured: equal parameters, different data, different gradients (C40)
+# ### Measured: equal parameters, different data, different gradients
 #
 # After the broadcast, both ranks hold the same parameters. Their rows differ, so their gradients
 # differ. Each rank's loss is the mean over its rows, and all ranks have the same number of rows.
@@ -230,7 +230,7 @@ def close(mine: list[float], theirs: list[float]) -> bool:
 
 
 # %% [markdown]
-# ### Measured: the loss of one process (C7)
+# ### Measured: the loss of one process
 #
 # The cell prints the mean of the ranks' losses at each step next to the loss of one process that
 # sees all rows. Equal parameters, gradients and optimizers produce equal steps, so the copies never
@@ -282,7 +282,7 @@ print(brief(events_1))
 print(f"{len(calls_1)} all-reduces, {sum(call.payload for call in calls_1):,} bytes together")
 
 # %% [markdown]
-# ### Measured: every rank holds the whole model state (C7)
+# ### Measured: every rank holds the whole model state
 #
 # The ledger counts the exact bytes at the end of each stage of a step. The prediction is 4Ψ each
 # for parameters and gradients, and 8Ψ for AdamW plus a step counter of 4 bytes per tensor. The
@@ -339,7 +339,7 @@ plots.stages(
 )
 
 # %% [markdown]
-# ### Measured: a sum instead of a mean (C40)
+# ### Measured: a sum instead of a mean
 #
 # Here the hook deliberately sums without dividing. How much longer is the first step than it is
 # with the mean?
@@ -652,7 +652,7 @@ print(brief(events_2))
 assert staging == max(bucket_bytes), f"{staging:,} bytes on top of the gradients, the largest bucket has less"
 
 # %% [markdown]
-# ### Measured: buckets save latency (C7)
+# ### Measured: buckets save latency
 #
 # Both rungs move the same number of bytes. The link is emulated, with a latency of 1 ms and 25 MB/s
 # per direction, which is slow enough to matter for a model that fits on a laptop. A message of
@@ -792,7 +792,7 @@ def rung_3(model: nn.Module) -> Callable[[], None]:
 
 
 # %% [markdown]
-# ### Measured: reductions leave before backward has ended (C7)
+# ### Measured: reductions leave before backward has ended
 #
 # The cell prints the events of one step of each rung, in order and with the letters from above: `g`
 # gradient, `i` issue, `w` wait, `|` backward has returned. Rung 1 also issues its messages early,

@@ -685,7 +685,7 @@ for name, (messages, gradients) in launch(accumulate_four, 2, BATCHES)[0].items(
     print(f"{name}: {messages:2} reduce-scatters, {gradients:,} bytes of gradients")
 
 # %% [markdown]
-# ## Measured: what each stage holds and sends (C8)
+# ## Measured: what each stage holds and sends
 #
 # The table shows the model state of a rank after backward and the bytes that it sends per step with
 # the ring algorithm, for N = 2. Below each measurement are the closed form and the paper's value,

@@ -104,7 +104,7 @@ def gather_three_ways(widths: list[int]) -> dict[str, tuple[int, int]]:
 
 
 # %% [markdown]
-# ### Measured: even shards need one message, uneven shards a broadcast from each rank (C6)
+# ### Measured: even shards need one message, uneven shards a broadcast from each rank
 #
 # An all-gather takes equal shards from all ranks; this is part of its contract. How does gloo
 # respond to a shorter last shard? Uneven shards need a broadcast from each rank in turn. torch's
@@ -146,7 +146,7 @@ print(f"expected: 48, 12, 1 messages; one all-gather of {padded:,} bytes sends 3
 # all-gather, it passes on (N-1)/N of it.)
 
 # %% [markdown]
-# ### Measured: the same bytes in fewer messages (C6)
+# ### Measured: the same bytes in fewer messages
 #
 # On a link, every message costs a latency and every byte costs a certain time. The processes here
 # run on one machine, so an emulated link carries the messages, with a latency of 2 ms and a
@@ -313,7 +313,7 @@ def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
 
 
 # %% [markdown]
-# ### Measured: padding is at most N - 1 elements (C10)
+# ### Measured: padding is at most N - 1 elements
 #
 # Below, the elements of the weight are marked 1 and those of the bias 2. Your function cuts the
 # marked tensor, and the drawing shows the positions of the marks.
@@ -575,7 +575,7 @@ def shard_bounds(sizes: list[int], index: int, rank: int, ranks: int) -> tuple[i
 
 
 # %% [markdown]
-# ### Measured: every offset over 16 ranks (C10)
+# ### Measured: every offset over 16 ranks
 
 # %% tags=["C10"]
 layers = {"layer0.weight": 60, "layer0.bias": 10, "layer3.weight": 132, "layer3.bias": 11}
@@ -816,7 +816,7 @@ def assign_units(model: nn.Module, inner: list[nn.Module], ranks: int) -> list[d
 
 
 # %% [markdown]
-# ### Measured: the units of a wrapped model (C9)
+# ### Measured: the units of a wrapped model
 #
 # On four ranks, the cell wraps the six layers with `FullyShardedDataParallel`, by hand and from the
 # inside out. The drawing shows the layouts of the wrapped model; your layouts must be equal to
@@ -882,7 +882,7 @@ plots.units(
 # its parameters are gathered together and freed together.
 
 # %% [markdown]
-# ### Break it: a tie between two units, mixed dtypes, frozen next to trainable parameters (C9)
+# ### Break it: a tie between two units, mixed dtypes, frozen next to trainable parameters
 #
 # In three cases a flat parameter is impossible, and `minifsdp` raises an error. The last two
 # messages begin with torch's own words; torch, however, does not name the parameters. Mixed dtypes

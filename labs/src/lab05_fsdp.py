@@ -610,7 +610,7 @@ for number in range(5):
 assert all(abs(a - b) < 1e-4 for a, b in zip(alone, ours, strict=True)), "it does not train like one process"
 
 # %% [markdown]
-# ### Measured: gathered twice, freed twice, reduce-scattered (C11)
+# ### Measured: gathered twice, freed twice, reduce-scattered
 #
 # The cell prints the events that your hooks record in one step, and counts the collectives.
 
@@ -683,7 +683,7 @@ show("One step of your FSDP", f"GPT of {psi:,} parameters on {RANKS} ranks.", {"
 # rank has *different* gradients for the same elements, so they must be reduced. A rank keeps only a
 # shard of the result, so the reduction is a reduce-scatter.
 #
-# ### Measured: still data parallelism (C13)
+# ### Measured: still data parallelism
 #
 # FSDP shards *storage*. A rank computes on its own rows with whole parameters, as in DDP; no matrix
 # product is split. In tensor parallelism, every rank would keep a shard of the weight and compute
@@ -778,7 +778,7 @@ print(f"equal to one process within 1e-5 of the largest gradient: {close}")
 assert close, f"not one process's gradients; {why}"
 
 # %% [markdown]
-# ### Measured: a rank never holds the whole model, even at its peak (C4)
+# ### Measured: a rank never holds the whole model, even at its peak
 #
 # Let R be the padded size of the root in bytes, and B that of the largest block. The prediction is:
 #
@@ -923,7 +923,7 @@ plots.stages(
 )
 
 # %% [markdown]
-# ### Measured: ZeRO-3 holds the least and sends the most (C8)
+# ### Measured: ZeRO-3 holds the least and sends the most
 #
 # FSDP shards the model state as stage 3 of ZeRO does: the parameters are sharded too. The table
 # shows the bytes that a rank holds and the bytes that it sends per step.
@@ -979,7 +979,7 @@ def attach_grad_op(module: nn.Module, unit: LabUnit) -> None:
 
 
 # %% [markdown]
-# ### Measured: SHARD_GRAD_OP spends memory to save traffic (C12)
+# ### Measured: SHARD_GRAD_OP spends memory to save traffic
 #
 # All functions except `attach` are the same as before. Traffic is given as a multiple of DDP's
 # all-reduce.
@@ -1024,7 +1024,7 @@ assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 #
 # ## What FSDP buys
 #
-# ### Measured: memory buys a larger batch, and a larger batch spreads the traffic (C37)
+# ### Measured: memory buys a larger batch, and a larger batch spreads the traffic
 #
 # The next cells give this lab's model a budget of 16 MiB per rank. A bisection over real steps,
 # which reads the ledger's peak, finds the largest number of rows per rank that fits in the budget.

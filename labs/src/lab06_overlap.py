@@ -863,7 +863,7 @@ assert reused, "the next gather should have got memory that is still read"
 #
 # ## The gain from overlap
 #
-# ### Modelled: a host that runs ahead (C14)
+# ### Modelled: a host that runs ahead
 #
 # The next cell compares three schedules on a small paper GPU, slow enough that even this small model keeps it busy: lab
 # 05's schedule, yours, and yours with one change. Your schedule issues a unit's reduction at the end of the unit's
@@ -963,7 +963,7 @@ plots.timeline(
 # the reduction on the link, and compute waits for that gather. So a step on a machine whose host computes takes almost
 # as long as before, unless the gather goes first.
 #
-# ### Measured: on a machine whose host computes (C14)
+# ### Measured: on a machine whose host computes
 #
 # Here the same schedules are timed by the wall clock, with two ranks on an emulated link of 2 ms and 50 MB/s. The
 # schedules take turns. They run over gloo on the CPU even if there are GPUs, because the subject is a host that

@@ -554,7 +554,7 @@ for name, each in seen.items():
 assert all(each["losses"] == reference for each in seen.values()), "a schedule may change when, not what"
 
 # %% [markdown]
-# ### Measured: the memory cost of each kind of prefetch (C15)
+# ### Measured: the memory cost of each kind of prefetch
 #
 # The closed form is independent of the schedules' code. The unit being computed and the units gathered ahead are whole.
 # Without prefetch these are the root and the largest block, R + B; with depth d, they are R and the largest d + 1
@@ -651,7 +651,7 @@ show(
 # %% [markdown]
 # ## The gain from prefetch
 #
-# ### Measured: prefetch on an emulated link, next to the model (C15)
+# ### Measured: prefetch on an emulated link, next to the model
 #
 # Two ranks run over gloo on an emulated link of 2 ms and 50 MB/s, on the CPU even where there are GPUs. The schedules
 # take turns, step by step. The model is given the programs, the link's two numbers and each schedule's measured compute
@@ -739,7 +739,7 @@ in_milliseconds({"POST behind the reduction": on_paper(partial(LabSchedule, piec
 # With the gather after the reduction, prefetching has no effect on either host. Values and bytes are still right; only
 # the order of events reveals the mistake.
 #
-# ### Why prefetch at all, if the host runs ahead? (C15)
+# ### Why prefetch at all, if the host runs ahead?
 #
 # Even without prefetch, a host that runs ahead reaches the next unit long before the device does, and issues the unit's
 # gather at that point. In forward, that is early enough. In backward, the reduction of the previous unit is in the way:
@@ -815,7 +815,7 @@ plots.timeline(
 # relative to its computation, and therefore on the assumed bandwidth. So the model shows that there is a gain, and why;
 # the size of the gain depends on the hardware.
 #
-# ### And in forward? (C15)
+# ### And in forward?
 #
 # torch has an option `forward_prefetch`, which is off by default; its documentation calls it "only useful for CPU-bound
 # workloads". The next cell models three blocks of width 1024 on 2 ranks, each an A100 with a link of 100 GB/s. In one

@@ -540,7 +540,7 @@ assert early, "this allocator should cause hazards, and none were found"
 #
 # ## The cost of a retry
 #
-# ### Modelled: memory fragments, and a retry stalls the device (C43)
+# ### Modelled: memory fragments, and a retry stalls the device
 #
 # The next cells show the same run, with your allocator, on a device with 40 GiB. The first figure shows the memory,
 # with a mark wherever the allocator returns its cache. The second figure shows the blocks just before the first retry.
@@ -819,7 +819,7 @@ class LabLimited(HeldBack):
 
 
 # %% [markdown]
-# ### Measured: k units at a time, to the byte (C4)
+# ### Measured: k units at a time, to the byte
 #
 # The next cells run real training on 2 ranks, with your limiter and unlimited prefetch depth. The ledger counts the
 # bytes of the second step in the host's order, so the result is the same on every device. It corresponds to
@@ -1063,7 +1063,7 @@ plots.lines(
 # %% [markdown]
 # ## The limiter helps only where memory is scarce
 #
-# ### Modelled: three of the paper's models (C16)
+# ### Modelled: three of the paper's models
 #
 # The FSDP paper (section 5.3) trains with the limiter and without it. According to its text, T5-11B becomes up to five
 # times as fast, RegNet-9B does not change, and DeepViT-8B becomes 5 % slower. The bars of its figure 6(c), read off a

@@ -519,7 +519,7 @@ def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) 
 
 
 # %% [markdown]
-# ### Measured: agreed on all ranks (C18)
+# ### Measured: agreed on all ranks
 #
 # Two ranks train in fp16 with your unit. In the third step, one element of rank 1's gradients is set to infinity. Your
 # function is compared with minifsdp's `ShardedGradScaler` and with a scaler that checks only its own rank, as torch's
@@ -596,7 +596,7 @@ assert same
 # scales. No error is raised, and neither rank can detect the mismatch. (torch has a `ShardedGradScaler` too; without
 # CUDA it switches itself off, so it is not compared here.)
 #
-# ### Measured: why scaling helps, and the cost of a bad guess (C18)
+# ### Measured: why scaling helps, and the cost of a bad guess
 #
 # A rank has 32 tokens here, and each contributes 1/32 of the mean loss. With 65,536 tokens per rank, that share would
 # be 2,048 times smaller, and so would the gradient that backward propagates for each token. To reach this range, the
@@ -737,7 +737,7 @@ def measure_accumulation() -> dict[bool, dict[str, Any]]:
 
 
 # %% [markdown]
-# ### Measured: bytes and messages (C17)
+# ### Measured: bytes and messages
 
 # %% tags=["C17"]
 accumulated = launch(measure_accumulation, RANKS)[0]
@@ -878,7 +878,7 @@ def offloaded(unit: type[FlatUnit] = HostUnit) -> FullyShardedDataParallel:
 
 
 # %% [markdown]
-# ### Counted: bytes on the device, before and after (C41)
+# ### Counted: bytes on the device, before and after
 #
 # On a GPU, `tensor.device` says where a tensor is. On a CPU, the two memories are the same, so the lab keeps its own
 # count. The engine's buffers (`device.empty`) count as device memory, and tensors returned by `device.copy_to_host`

@@ -370,7 +370,7 @@ POLICIES = {
 }
 
 # %% [markdown]
-# ### Measured: units, messages and peak memory of five policies (C20)
+# ### Measured: units, messages and peak memory of five policies
 #
 # The prediction needs only the list of units. There are 3 U - 1 messages. The unsharded parameters are those of the
 # root, which stays whole, of the unit being computed, and of the units around it (under the policy by size, `up` is
@@ -484,7 +484,7 @@ plots.timeline(
 # transformer's block is the usual unit: it runs as a whole, all blocks have the same size, and their messages are
 # large. Overlap and prefetch (labs 06 and 07) hide as many messages as the compute can cover.
 #
-# ### Measured: a unit is not a pipeline stage (C9)
+# ### Measured: a unit is not a pipeline stage
 #
 # Six blocks in three pairs make four units, including the root. The figure is drawn from the wrapped model. Each rank
 # also records the blocks that it runs, which are all of them, as in lab 04.
@@ -636,7 +636,7 @@ def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
 
 
 # %% [markdown]
-# ### Measured: shards plus one unit at the peak (C19)
+# ### Measured: shards plus one unit at the peak
 #
 # The ledger records three constructions, each from before the model is built until the last shard is cut: eager, from
 # meta with your function, and torch's FSDP from meta.
@@ -969,7 +969,7 @@ def shard_script(
 
 
 # %% [markdown]
-# ### Measured: the changes required (C21)
+# ### Measured: the changes required
 #
 # Each rank has to import `transformers`, so a single launch runs everything: the DDP script, your script, and your
 # script with one change left out at a time.

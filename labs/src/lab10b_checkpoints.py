@@ -783,7 +783,7 @@ for without in range(4):
 # torch.distributed.checkpoint writes `.metadata` after all ranks have written, and a folder
 # without it is not a checkpoint (`checkpoint/filesystem.py`, `finish`).
 #
-# ### Measured: from two ranks to three, and to a plain process (C22)
+# ### Measured: from two ranks to three, and to a plain process
 #
 # This test uses all five functions. Two ranks commit the model and the optimizer to disk, each rank its own rows. Three
 # ranks load them, and so does a plain process. Both are compared with the full state dict from above.
@@ -885,7 +885,7 @@ assert all(same.values())
 #
 # ## Equal values at the start
 #
-# ### Measured: sync_module_states, ignored modules (C41)
+# ### Measured: sync_module_states, ignored modules
 #
 # At the start, and after loading, all ranks must hold the same model. If every rank builds the model with its own
 # random numbers, each keeps its part of *its own* model. With `sync_module_states=True`, rank 0 broadcasts all values
@@ -1107,7 +1107,7 @@ def tune_all() -> dict[str, Tuned]:
 
 
 # %% [markdown]
-# ### Measured: gradients of frozen parameters (C23)
+# ### Measured: gradients of frozen parameters
 #
 # We expect that after backward, every unit with a trainable parameter has a full-length gradient shard [P / N].
 
@@ -1249,7 +1249,7 @@ def recompute_all() -> dict[str, dict[str, Any]]:
 
 
 # %% [markdown]
-# ### Measured: fewer activations, the same model state (C42)
+# ### Measured: fewer activations, the same model state
 
 # %% tags=["C42"]
 again = launch(recompute_all, RANKS)[0]

@@ -583,7 +583,7 @@ def traffic(units: Sequence[int], ranks: int, per_host: int, factor: int) -> Tra
 
 
 # %% [markdown]
-# ### Measured: F = 1, 2 and 4 (C25)
+# ### Measured: F = 1, 2 and 4
 #
 # The next cells measure the second step for each F, with the ledger and the log of the collectives. A call's `wire` is
 # the number of bytes that its rank sends in the ring algorithm. These bytes are attributed to the rank's sharding group
@@ -805,7 +805,7 @@ def choose(
 
 
 # %% [markdown]
-# ### Modelled: which to choose when (C44)
+# ### Modelled: which to choose when
 #
 # Everything in the cost model is an assumption that you can change:
 #

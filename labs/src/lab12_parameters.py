@@ -461,7 +461,7 @@ assert gathers["flat"][0] == gathers["flat"][1]
 # The second buffer exists only until the copy out has finished. Over a whole step, its cost is small, because memory
 # peaks in backward, when activations and gradients are held.
 #
-# ### Measured: flat against per-parameter (C26)
+# ### Measured: flat against per-parameter
 #
 # The next cells measure the second step of each way. Copies are calls of torch's copying operators outside of
 # collectives, and we count the bytes that they write. We expect two gathers and one reduction per unit, with one gather
@@ -928,7 +928,7 @@ print("all six of your pieces on 3 ranks, losses equal to one process within 1e-
 assert near
 
 # %% [markdown]
-# ### Computed: the cost and the benefit of padding (C26)
+# ### Computed: the cost and the benefit of padding
 #
 # There are two kinds of padding. Padding of *rows* rounds a parameter's length up to a multiple of N. It grows with N,
 # and costs most if a parameter has few, long rows. The *gap* takes at most 15 bytes for each rank and unit. A flat unit

@@ -119,7 +119,7 @@ from minifsdp.tensor_parallel.dropout import own_random_numbers
 X, W = torch.tensor([[1.0, 2, 3], [4, 5, 6]]), torch.tensor([[1.0, 2], [3, 4], [5, 6]])
 
 # %% [markdown]
-# ### Measured: the smallest example, by columns and by rows (C27)
+# ### Measured: the smallest example, by columns and by rows
 
 
 # %% tags=["C27"]
@@ -540,7 +540,7 @@ slips = {"the embedding sums once forward, and the head's f once backward": 16, 
 outcome("13.3", len(launch(messages, 2, tensor_parallel)[0]), slips=slips)
 
 # %% [markdown]
-# ### Measured: whole parameters and parts of them (C13)
+# ### Measured: whole parameters and parts of them
 #
 # What goes into `up` of the first block, with FSDP and with yours, on 2 ranks and 8 sequences.
 
