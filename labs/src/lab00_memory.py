@@ -37,7 +37,7 @@
 # with your code. Until you do, the reference answer stands in, so that everything below runs. As
 # soon as you write an answer, it is checked in a separate process, and the cells below use it,
 # right or wrong. A failed check shows the expected result and a hint; `minifsdp lab hint 0.1` also
-# gives a hint. Each plot shows how many of the lab's functions are yours. Before a measurement, you
+# gives a hint. The grey line below a plot's title says whose answers it was made with. Before a measurement, you
 # are asked for a prediction: replace the dots with a number. A wrong prediction teaches you more
 # than no prediction.
 #

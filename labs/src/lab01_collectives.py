@@ -1093,7 +1093,7 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 # ## What is still missing
 #
 # You can now average the gradients of a model with one all-reduce per parameter. But a model has
-# hundreds of parameters, most of them small, and C6 shows the cost of small messages. Also, all
+# hundreds of parameters, most of them small, and small messages are expensive, as measured above. Also, all
 # reductions wait for the end of backward, although 1.3 shows that they need not. Lab 02 solves both
 # problems: it collects gradients in buckets, and it reduces the buckets during backward.
 #

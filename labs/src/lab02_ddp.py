@@ -54,7 +54,7 @@ from minifsdp.private import at_end_of_backward
 RANKS, ROWS, CONTEXT = 2, 8, 32  # N; rows per global batch; tokens per row
 
 # %% [markdown]
-# ## What hurts now
+# ## Two devices, two different models
 #
 # Two devices that each take half of the rows need half the time for a batch. But they compute two
 # different gradients, and after the first step they hold two different models.
@@ -284,9 +284,11 @@ print(f"{len(calls_1)} all-reduces, {sum(call.payload for call in calls_1):,} by
 # %% [markdown]
 # ### Measured: every rank holds the whole model state
 #
-# The ledger counts the exact bytes at the end of each stage of a step. The prediction is 4Ψ each
-# for parameters and gradients, and 8Ψ for AdamW plus a step counter of 4 bytes per tensor. The
-# values for one process are drawn in grey.
+# The *ledger* is the course's instrument for memory (lab 00). It records every block of memory that
+# an operator returns, and counts the block under a tag for its purpose until it is freed. Here it
+# counts the bytes at the end of each stage of a step. Let Ψ be the number of elements in all
+# parameters. The prediction is 4Ψ bytes each for parameters and gradients, and 8Ψ for AdamW plus a
+# step counter of 4 bytes per tensor. The values for one process are drawn in grey.
 
 
 # %% tags=["C7"]
@@ -727,7 +729,7 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 # | `missing` | per bucket, the number of gradients still missing in this backward |
 # | `in_flight` | results of `start` for the buckets 0, 1, ... launched in this backward |
 # | `sync` | whether this backward communicates; if False, the hook returns immediately |
-# | `start` | `start(bucket)` copies the gradients in, launches the all-reduce, and returns a buffer and a handle |
+# | `start` | `start(bucket)` copies the gradients into a buffer, launches the all-reduce, and returns the buffer and the handle |
 # | `finish` | `finish()` finishes every bucket in flight, then resets `missing` and `in_flight` |
 #
 # Autograd's engine has a queue of functions that run after all gradients are computed and before
@@ -824,7 +826,7 @@ assert seen[0][1] == seen[1][1]
 # first bucket, so that it leaves early, and 25 MiB for the others.
 #
 # The next figure shows one step of each rung over time, on rank 0 and on the emulated link. The
-# batch has more rows here, so that there is enough compute to hide the messages behind.
+# batch has more rows here, so that backward is long enough to hide a part of the messages.
 
 
 # %% tags=["C7", "nbval-ignore-output"]
@@ -953,7 +955,10 @@ assert all(all(each.values()) for each in same)
 # decides whether a backward communicates, and your hook reads this flag.
 #
 # When your function returns, `.grad` is the gradient of the *mean* loss over all micro-batches and
-# ranks, and `reducer.sync` is True again. How much data is all-reduced in a step of k = 4
+# ranks, and `reducer.sync` is True again.
+#
+# The bytes that the program passes to an all-reduce are its *payload*; the bytes that a rank then
+# puts on the wire depend on the algorithm, as above. What is the payload of a step of k = 4
 # micro-batches?
 
 # %%

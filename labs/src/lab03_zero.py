@@ -407,8 +407,8 @@ outcome("3.4", round(zero1[0]["sent"] / ddp[0]["sent"], 2), slips={"the paramete
 # ### Measured: the state of a rank under ZeRO-1
 #
 # The prediction is `closed_form.zero1`: 4Ψ + 4Ψ + 8Ψ/N, including padding and step counts. The grey
-# bars show DDP. The line under a plot's title says how many of the lab's five functions are yours
-# so far.
+# bars show DDP. The grey line below a plot's title says whose answers the plot was made with, the
+# reference's or yours.
 
 
 # %%

@@ -10,7 +10,7 @@
 # %% [markdown]
 # # Lab 04: the flat parameter
 #
-# **You will be able to** derive on paper, from a list of parameters, the shards of N ranks: the
+# **Afterwards you can** derive on paper, from a list of parameters, the shards of N ranks: the
 # amount and the position of the padding, the ranks that hold a given bias, and the memory cost of
 # building a unit's flat parameter. You will also be able to read torch's `FlatParamHandle`.
 #
