@@ -968,7 +968,8 @@ plots.timeline(
 # Here the same schedules are timed by the wall clock, with two ranks on an emulated link of 2 ms and 50 MB/s. The
 # schedules take turns. They run over gloo on the CPU even if there are GPUs, because the subject is a host that
 # computes. Each measurement is shown next to the model's prediction for this machine. The model is given the measured
-# compute time of each schedule and predicts the time spent waiting. It ignores the delay in waking threads.
+# compute time of each schedule and predicts the time spent waiting. It ignores the delay in waking threads. The first
+# error is that of the whole step, the second that of the waits alone.
 
 
 # %% tags=["C14", "nbval-ignore-output"]

@@ -272,7 +272,7 @@ class LabSchedule(Unhurried):
     Attributes:
         units: all units, the root first, in the order in which they were built.
         order: what `record` keeps.
-        depth: how many calls to gather ahead; None: all there are. As many reductions may be under way.
+        depth: how many calls to gather ahead; None: all there are. Up to as many reductions may be under way.
         log: what has been done to which unit: g gather, f free, r reduce, [...] it computes.
     """
 

@@ -205,6 +205,15 @@ plots.device_memory(
 # work comes after them in the same queue. Another stream has no such guarantee, so it cannot use
 # the block.
 #
+# The state of your allocator is in three small classes, which the set-up cell at the top defines (folded; one click
+# shows it):
+#
+# | class | attributes and methods |
+# |---|---|
+# | `Block`, a piece of a segment | `start` (address), `size` (bytes), `stream` (the stream it serves), `users` (other streams recorded on it) |
+# | `Memory`, the allocator | `device`; `segments` (bytes, by address); `free` (list of blocks); `waiting` (list of pairs: a block, its events); `retries` |
+# | `Device`, below it | `new_segment(nbytes)` returns an address, or None if it is full; `give_back(start)`; `record(stream)` returns an event; `synchronize()` |
+#
 # Block sizes are multiples of 512 bytes. How large is the block that serves a request of 1,000,000
 # bytes?
 
@@ -516,7 +525,7 @@ print(f"hazards: {len(yours.hazards)}")
 # sizes up.
 #
 # The absence of hazards means that any two uses of the same bytes have a guaranteed order. To check this, the replay
-# keeps a vector clock for every stream, as torch's `_sanitizer` does.
+# keeps a vector clock for every stream, as torch's `_sanitizer` does (lab 06).
 #
 # ### Break it: free at once
 #
@@ -601,7 +610,8 @@ plots.timeline(
 #
 # The model omits several effects. Kernels slow each other down, including NCCL's own kernels. A real launch queue is
 # full after about a thousand kernels, and then the host waits anyway. The host has jitter. The other ranks wait in
-# their next collective for the rank that retries. `expandable_segments` is not modelled. No data sheet gives the
+# their next collective for the rank that retries. `expandable_segments`, torch's option for
+# segments that can grow, is not modelled. No data sheet gives the
 # duration of a driver call: 1 ms, plus 1 ms per GiB, is an assumption. The next cell shows the effect of that
 # assumption:
 
@@ -675,8 +685,8 @@ def rate_limit(
 
 
 # %% [markdown]
-# This schedule calls your two functions instead of `gather` and `free`; the rest is lab 07's
-# schedule.
+# This schedule calls your two functions instead of `gather` and `free`. The rest is lab 07's schedule: PRE, one unit
+# ahead, and at most one reduction under way while the next gradient is being computed.
 
 
 # %% tags=["shown"]
@@ -724,6 +734,9 @@ plots.device_memory(
 )
 
 # %% [markdown]
+# In a later step the host waits for 12 events, as many as there are frees of blocks: the queue is equally long at the
+# end of every step, so as many events leave it in a step as enter it.
+#
 # `allocated` was never the problem, and it is unchanged. The limit bounds the difference *between* allocated and
 # reserved memory. The step is as fast as it is with enough memory: the device never runs out of work, because the work
 # of at least one unit is always queued.
@@ -1070,8 +1083,8 @@ plots.lines(
 # copy, show seconds per batch, without the limiter and with it, on two machines and on four. T5-11B takes 18.61 and
 # 8.36 s on two machines, and 15.33 and 5.02 s on four, so it is 2.23 and 3.05 times as fast. RegNet-9B takes 14.80 and
 # 14.81 s, then 21.81 and 21.70 s. DeepViT-8B takes 18.00 and 18.78 s, then 21.64 and 22.79 s, so it is 4 and 5 %
-# slower. No bar shows a factor of five. The next cell records models of those shapes on 16 GPUs (two machines), with
-# and without your limiter, and replays them:
+# slower. No bar shows a factor of five. The next cell records models of those shapes on 16 GPUs (two machines, each
+# with 2 Tb/s of network, as in the paper), with and without your limiter, and replays them:
 
 # %% tags=["C16"]
 from minifsdp.course.machine.shapes import Shape
