@@ -729,7 +729,7 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 # | `missing` | per bucket, the number of gradients still missing in this backward |
 # | `in_flight` | results of `start` for the buckets 0, 1, ... launched in this backward |
 # | `sync` | whether this backward communicates; if False, the hook returns immediately |
-# | `start` | `start(bucket)` copies the gradients into a buffer, launches the all-reduce, and returns the buffer and the handle |
+# | `start` | `start(bucket)` copies gradients into a buffer, launches the all-reduce, returns buffer and handle |
 # | `finish` | `finish()` finishes every bucket in flight, then resets `missing` and `in_flight` |
 #
 # Autograd's engine has a queue of functions that run after all gradients are computed and before

@@ -205,14 +205,14 @@ plots.device_memory(
 # work comes after them in the same queue. Another stream has no such guarantee, so it cannot use
 # the block.
 #
-# The state of your allocator is in three small classes, which the set-up cell at the top defines (folded; one click
-# shows it):
+# Three small classes describe the allocator's state. The folded set-up cell at the top defines them:
 #
-# | class | attributes and methods |
-# |---|---|
-# | `Block`, a piece of a segment | `start` (address), `size` (bytes), `stream` (the stream it serves), `users` (other streams recorded on it) |
-# | `Memory`, the allocator | `device`; `segments` (bytes, by address); `free` (list of blocks); `waiting` (list of pairs: a block, its events); `retries` |
-# | `Device`, below it | `new_segment(nbytes)` returns an address, or None if it is full; `give_back(start)`; `record(stream)` returns an event; `synchronize()` |
+# - a `Block` is a piece of a segment, with its `start` (address), its `size` (bytes), the `stream` that it serves, and
+#   its `users` (other streams recorded on it);
+# - a `Memory` is the allocator's own state: `free` (list of blocks), `waiting` (list of pairs: a freed block and its
+#   events), `segments` (bytes of each segment, by its address), `retries`, and the `device` below;
+# - a `Device` has the methods `new_segment(nbytes)`, which returns an address, or None if the device is full;
+#   `give_back(start)`; `record(stream)`, which returns an event; and `synchronize()`.
 #
 # Block sizes are multiples of 512 bytes. How large is the block that serves a request of 1,000,000
 # bytes?

@@ -734,8 +734,8 @@ assert ratio > 100
 # then the memory is freed. Whatever the owner does with this memory comes later in its own queue, so the block may be
 # reused at once, however far ahead the host is. The host never waits.
 #
-# Predict: `active - allocated` counts the bytes that the program has freed but the allocator must hold back. At most
-# how many such bytes are there in a step with your pair of functions?
+# Predict: at any moment, `active - allocated` is the number of bytes that the program has freed but the allocator must
+# hold back. What is the largest such difference in a step with your pair of functions?
 
 # %%
 predict("12.5", ..., "bytes that are freed and held back, at most, with your `keep` and `give_back`")
@@ -835,12 +835,12 @@ def record(keeper: Any, steps: int = 4) -> Any:
 with patch.dict("os.environ", MINIFSDP_DEVICE="cpu"):
     programs = launch(record_all, RANKS, backend="gloo", timeout=120)[0]
 runs: dict[str, Run] = {name: replay(program, SLOW) for name, program in programs.items()}
-behind = {name: run.peak("active") - run.peak("allocated") for name, run in runs.items()}
+behind = {name: max(at.active - at.allocated for at in run.memory) for name, run in runs.items()}
 outcome("12.5", behind["yours, held"], how="model", slips={"as with record_stream": behind["record_stream"]})
-print(f"{'MiB, model, not measured':26}{'allocated':>10}{'active':>8}{'reserved':>10}{'step, ms':>10}  hazards")
+print(f"{'MiB, model, not measured':26}{'allocated':>10}{'held back':>11}{'reserved':>10}{'step, ms':>10}  hazards")
 for name, run in runs.items():
-    peaks = [run.peak(what) / MIB for what in ("allocated", "active", "reserved")]
-    print(f"{name:26}{peaks[0]:10.1f}{peaks[1]:8.1f}{peaks[2]:10.1f}{run.seconds * 1e3:10.2f}  {len(run.hazards)}")
+    sizes = [size / MIB for size in (run.peak("allocated"), behind[name], run.peak("reserved"))]
+    print(f"{name:26}{sizes[0]:10.1f}{sizes[1]:11.1f}{sizes[2]:10.1f}{run.seconds * 1e3:10.2f}  {len(run.hazards)}")
 print_wrapped(f"no wait: {runs['no wait'].hazards[0].text}")
 
 # %%
@@ -866,8 +866,9 @@ plots.timeline(
 )
 
 # %% [markdown]
-# In the second row, only the *host* could hold gathers back, which is what lab 08's limiter does. In the first row, the
-# streams hold them back, and the host queues the whole step at once.
+# With `record_stream`, 18.7 MiB are held back at one moment: the first figure shows them as freed, waiting for an
+# event. Only the *host* could hold these gathers back, which is what lab 08's limiter does. With your functions, the
+# streams hold gathers back (first row of the second figure), and the host queues the whole step at once.
 #
 # The third way, freeing without a wait, needs no more memory and no more time, but it is wrong: a packing kernel gets
 # memory that the link may still be using. On a GPU, no error would be raised; now and then, a loss would be wrong.
