@@ -945,12 +945,12 @@ JOBS = {
     "175 billion, context 131,072": Job(96, 12288, context=131_072),
     "layers of 20 billion": Job(20, 41_000),
 }
-print(f"{'':30}" + "".join(f"{name:>25}" for name in CLUSTERS))
+print(f"{'':28}" + "".join(f"{name:>20}" for name in CLUSTERS))
 decisions = {}
 for name, job in JOBS.items():
     decisions[name] = [decide(job, cluster) for cluster in CLUSTERS.values()]
-    says = [choice.name + (f", F = {choice.factor}" if choice.factor else "") for choice in decisions[name]]
-    print(f"{name:30}" + "".join(f"{each:>25}" for each in says))
+    says = [f"{each.name.split()[0]}, F = {each.factor}" if each.factor else each.name for each in decisions[name]]
+    print(f"{name:28}" + "".join(f"{each:>20}" for each in says))
 assert decisions["1.3 billion parameters"][0] == Choice("data parallelism", 1), "it fits, so nothing is to be cut"
 assert decisions["30 billion"][0] == Choice("hybrid sharding", 8), "too large for one device, not for a host"
 assert decisions["175 billion"][0] == Choice("full sharding", 64), "too large for a host"
