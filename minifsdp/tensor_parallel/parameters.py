@@ -102,7 +102,8 @@ def local_parts(tensors: Sequence[Any], gradient: Layout | None = None) -> Seque
         gradient: the layout of the gradients; None: that of each tensor.
     """
     trained = [t for t in tensors if isinstance(t, DTensor) and t.requires_grad and torch.is_grad_enabled()]
-    parts = iter(_LocalParts.apply([_spec(t, gradient) for t in trained], *trained) if trained else ())  # type: ignore[no-untyped-call]
+    specs = [_spec(t, gradient) for t in trained]
+    parts = iter(_LocalParts.apply(specs, *trained) if trained else ())  # type: ignore[no-untyped-call]
     wanted = set(map(id, trained))
     return [next(parts) if id(t) in wanted else private.local_of(t) if isinstance(t, DTensor) else t for t in tensors]
 
