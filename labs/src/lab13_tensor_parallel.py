@@ -122,7 +122,7 @@ from minifsdp.tensor_parallel.dropout import own_random_numbers
 X, W = torch.tensor([[1.0, 2, 3], [4, 5, 6]]), torch.tensor([[1.0, 2], [3, 4], [5, 6]])
 
 # %% [markdown]
-# ### Measured: the smallest example, split by columns and by rows (C27)
+# ### Measured: the smallest example, split by columns and by rows
 
 
 # %% tags=["C27"]
@@ -546,7 +546,7 @@ slips = {"the embedding sums once forward, and the head's f once backward": 16, 
 outcome("13.3", len(launch(messages, 2, tensor_parallel)[0]), slips=slips)
 
 # %% [markdown]
-# ### Measured: whole parameters and parts of them (C13)
+# ### Measured: whole parameters and parts of them
 #
 # The cell prints the shapes of the activations and of the weight that enter `up` in the first block, with FSDP and
 # with your tensor parallelism, on 2 ranks with 8 sequences.

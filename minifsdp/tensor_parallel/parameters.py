@@ -105,7 +105,8 @@ def local_parts(tensors: Sequence[Any], gradient: Layout | None = None) -> Seque
     if not any(is_trained):
         return [private.local_of(t) if isinstance(t, DTensor) else t for t in tensors]
     trained = [t for t, each in zip(tensors, is_trained, strict=True) if each]
-    parts: Sequence[Tensor] = _LocalParts.apply([_spec(t, gradient) for t in trained], *trained)  # type: ignore[no-untyped-call]
+    specs = [_spec(t, gradient) for t in trained]
+    parts: Sequence[Tensor] = _LocalParts.apply(specs, *trained)  # type: ignore[no-untyped-call]
     if len(trained) == len(tensors):
         return parts
     left = iter(parts)
