@@ -6,11 +6,19 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
-UNREAD = ("script", "style", "svg", "math")
+UNREAD = ("h1", "script", "style", "svg", "math")  # a result shows the page's title anyway
 VOID = ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr")
-REPLACED = """
+SCRIPT = """
 window.fetch = (url) => Promise.resolve({ text: () => TEXTS[new URL(url, location).href.slice(SITE.length)] });
 Search.htmlToText = (text) => text;
+const shown = new Set(); // a page is found by its index entry and by its title: show it once
+new MutationObserver((changes) => {
+  for (const item of changes.flatMap((each) => [...each.addedNodes]).filter((each) => each.tagName === "LI")) {
+    const { pathname, textContent } = item.querySelector("a");
+    if (shown.has(pathname + textContent)) item.remove();
+    shown.add(pathname + textContent);
+  }
+}).observe(document.querySelector("#search-results"), { childList: true, subtree: true });
 """
 
 
@@ -19,14 +27,14 @@ def write_texts(site: Path) -> None:
     texts = {page.relative_to(site).as_posix(): article(page.read_text()) for page in sorted(site.rglob("*.html"))}
     known = json.dumps({name: text for name, text in texts.items() if text}, ensure_ascii=False)
     here = 'const SITE = new URL(".", location).href;'
-    (site / "_static" / "texts.js").write_text(f"{here}\nconst TEXTS = {known};{REPLACED}")
+    (site / "_static" / "texts.js").write_text(f"{here}\nconst TEXTS = {known};{SCRIPT}")
 
 
 def article(html: str) -> str:
     """The text of a page's article, without what stands around it."""
     reader = _Article()
     reader.feed(html)
-    return " ".join("".join(reader.parts).split())
+    return " ".join("".join(reader.parts).split()).removeprefix('"""')
 
 
 class _Article(HTMLParser):

@@ -150,7 +150,8 @@ def placed(x: Tensor, source: Layout, target: Layout, ranks: Ranks, shape: torch
         shape: of the whole tensor.
     """
     source, target = from_front(source, x.ndim), from_front(target, x.ndim)
-    dtensor: Tensor = _Placed.apply(x, source, private.spec(ranks.mesh, target, shape, x.dtype), ranks)  # type: ignore[no-untyped-call]
+    spec = private.spec(ranks.mesh, target, shape, x.dtype)
+    dtensor: Tensor = _Placed.apply(x, source, spec, ranks)  # type: ignore[no-untyped-call]
     return dtensor
 
 

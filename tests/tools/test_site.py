@@ -103,7 +103,7 @@ def test_an_excerpt_is_the_text_of_the_article() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    page = """<p>menu</p><article role="main"><h1>The limiter<a class="headerlink">#</a></h1><br/>
+    page = """<p>menu</p><article role="main"><h1>Limit</h1><h2>The limiter<a class="headerlink">#</a></h2><br/>
     <p>waits<script>not()</script></p></article><p>footer</p>"""
     assert module.article(page) == "The limiter waits"
 
