@@ -53,7 +53,7 @@ def updated(labs: Path, readme: str) -> str:
 
 
 def labs_table(labs: Path) -> str:
-    rows = ["| lab | minutes | you build | worlds |", "|---|---|---|---|"]
+    rows = ["| lab | minutes | you build | runs with |", "|---|---|---|---|"]
     for name, found in places(labs).items():
         about = json.loads((labs / name).read_text())["metadata"]["minifsdp"]
         exercises = [place.heading for place in found if any(tag.startswith("exercise-") for tag in place.tags)]
