@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from minifsdp.comm import Group
-from minifsdp.private import base_store_of
+from minifsdp.private import base_store_of, name_of, new_group_named
+
+_twins: WeakKeyDictionary[Group, count[int]] = WeakKeyDictionary()  # numbers that are left for twins of a group
 
 
 def wants_order_checked() -> bool:
@@ -42,10 +46,13 @@ def part_of_mesh(mesh: Any, size: int) -> Group:
 
 
 def twin_of(group: Group) -> Group:
-    """A new group of the same ranks, with a communicator of its own; to be called on each of them."""
-    options = _options()
-    ranks = global_ranks(group)
-    return dist.new_group(ranks, pg_options=options, use_local_synchronization=True)  # type: ignore[no-any-return]
+    """A new group of the same ranks, with a communicator of its own; to be called on each of them.
+
+    The name is its own for good: the ranks may be in different numbers of other groups, and a group under the name of
+    one that has been closed would find the addresses of that one's connections.
+    """
+    number = next(_twins.setdefault(group, count(1)))
+    return new_group_named(f"{name_of(group)}/twin {number}", global_ranks(group), _options())  # type: ignore[no-any-return]
 
 
 def destroy(group: Group) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 
 from minifsdp.pipeline.actions import Action, Plan, check_complete, read_csv, stages_of
-from minifsdp.pipeline.boundary import boundary_of
+from minifsdp.pipeline.boundary import Boundary, boundary_of
 from minifsdp.pipeline.channels import Channels, check_order
-from minifsdp.pipeline.executor import Executor
+from minifsdp.pipeline.data_parallel import check_wrapped
+from minifsdp.pipeline.executor import Batch, Executor
 from minifsdp.pipeline.failures import Failures
 from minifsdp.pipeline.micro_batches import merge_chunks, split_args_kwargs_into_chunks
 from minifsdp.pipeline.schedules.dualpipe_v import dualpipe_v
@@ -68,6 +70,8 @@ class Schedule:
         check_complete(plan, first.num_stages, n_microbatches)
         check_order(plan)
         self.simulation = simulate(plan, SLOTS)
+        for stage in self.stages:
+            check_wrapped(stage.submod)
         mine = plan[self.group.rank()]
         if [stage.stage_index for stage in self.stages] != stages_of(mine):
             given = [stage.stage_index for stage in self.stages]
@@ -75,8 +79,7 @@ class Schedule:
                 f"rank {self.group.rank()} has stages {stages_of(mine)} in this plan, and was given {given}"
             )
         self.specs = args_chunk_spec, kwargs_chunk_spec, output_merge_spec
-        said = {s.stage_index: boundary_of(s.output_args) for s in self.stages if s.output_args is not None}
-        self.channels = Channels(plan, self.group, first.device, said)
+        self.channels = Channels(plan, self.group, first.device, _said(self.stages))
         self.failures = Failures(self.group)
         weight = 1 / n_microbatches if scale_grads else 1.0
         self.executor = Executor(mine, {s.stage_index: s for s in self.stages}, self.channels, loss_fn, weight)
@@ -85,13 +88,25 @@ class Schedule:
     def pipeline_order(self) -> dict[int, list[Action | None]]:
         return dict(enumerate(self.simulation.slots()))
 
-    def step(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Forward and backward of a batch; gradients are added to `.grad` of the parameters.
+
+        Without a `loss_fn` there is no backward.
 
         Args:
             args: the batch, on the rank of the first stage.
             target: for the loss, on the rank of the last stage.
             losses: filled there with the losses of the micro-batches, in order.
+            return_outputs: keep the outputs of all micro-batches until the end of the step.
+            loss_kwargs: for `loss_fn`, the same for all micro-batches.
             kwargs: cut like `args`; for the stages of the rank that gives them.
 
         Returns:
@@ -99,30 +114,60 @@ class Schedule:
 
         Raises:
             PipelineError: another rank has failed.
-            ValueError: what is given cannot be cut, or what a stage passes on has changed its shape.
+            ValueError: an argument cannot be cut, a stage passes another shape than before, or the loss has no target.
+            RuntimeError: called under `torch.no_grad()`.
         """
-        return self._run(args, kwargs, target, losses, torch.is_grad_enabled())
+        trains = self.executor.loss_fn is not None
+        batch = partial(Batch, loss_kwargs=loss_kwargs or {}, trains=trains, keeps_outputs=return_outputs)
+        return self._run(batch, args, kwargs, target, losses)
 
     def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
         """As `step`, forward only."""
-        return self._run(args, kwargs, target, losses, False)
+        return self._run(partial(Batch, trains=False), args, kwargs, target, losses)
 
-    def _run(self, args: Any, kwargs: Any, target: Any, losses: list[Tensor] | None, trains: bool) -> Any:
-        with self.failures.shared(self._hang_up, lambda: str(self.executor.at)):
+    def _run(
+        self, batch_of: Callable[..., Batch], args: Any, kwargs: Any, target: Any, losses: list[Tensor] | None
+    ) -> Any:
+        self.failures.check()
+        try:
             micros, (args_spec, kwargs_spec, merge_spec) = self.n_microbatches, self.specs
             cut, named = split_args_kwargs_into_chunks(args, kwargs, micros, args_spec, kwargs_spec)
-            targets = (
-                () if target is None else [each for (each,) in split_args_kwargs_into_chunks((target,), {}, micros)[0]]
-            )
-            outputs, found = self.executor.run(cut, named, targets, trains)
+            targets = [] if target is None else split_args_kwargs_into_chunks((target,), {}, micros)[0]
+            batch = batch_of(cut, named, [each for (each,) in targets])
+            self._check(batch)
+            self.executor.run(batch)
+        except Exception as error:
+            known = self.failures.shared(error, str(self.executor.at))
+            if known is not error:
+                error.__traceback__ = None  # its frames hold channels, which close with their last reference
+            self._hang_up()
+            if known is error:
+                raise
+            raise known from None
         if losses is not None:
-            losses[:] = found
-        return merge_chunks(outputs, merge_spec) if outputs else None
+            losses[:] = _in_order(batch.losses)
+        return merge_chunks(_in_order(batch.outputs), merge_spec) if batch.outputs else None
+
+    def _check(self, batch: Batch) -> None:
+        if batch.trains and not torch.is_grad_enabled():
+            raise RuntimeError("step() computes gradients, which torch.no_grad() forbids: call eval()")
+        if batch.trains and not batch.targets and any(stage.is_last for stage in self.stages):
+            raise ValueError("step() has no target on the rank of the last stage, where loss_fn needs it: give one")
 
     def _hang_up(self) -> None:
         self.channels.close()
         for stage in self.stages:
             stage.forget()
+
+
+def _said(stages: Stages) -> dict[int, Boundary]:
+    """The boundaries that stages were given examples of, by the stage below."""
+    above = {s.stage_index - 1: boundary_of(s.input_args) for s in stages if s.input_args is not None}
+    return above | {s.stage_index: boundary_of(s.output_args) for s in stages if s.output_args is not None}
+
+
+def _in_order(by_micro: Mapping[int, Any]) -> list[Any]:
+    return [by_micro[micro] for micro in sorted(by_micro)]
 
 
 def _plan_of(order: Callable[..., Any], stages: Sequence[PipelineStage], micros: int, *more: int) -> Plan:

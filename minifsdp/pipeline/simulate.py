@@ -129,7 +129,7 @@ def _listed(actions: Iterable[Action]) -> str:
 
 
 class _Inputs:
-    """What has to be done before an action, on whatever rank."""
+    """The actions on any rank that have to come before an action."""
 
     def __init__(self, plan: Plan) -> None:
         self.actions = {action for actions in plan for action in actions}
