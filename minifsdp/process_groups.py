@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,7 +13,8 @@ import torch.distributed as dist
 from minifsdp.comm import Group
 from minifsdp.private import base_store_of, name_of, new_group_named
 
-_twins: WeakKeyDictionary[Group, count[int]] = WeakKeyDictionary()  # numbers that are left for twins of a group
+_parts: WeakKeyDictionary[Group, dict[tuple[int, ...], count[int]]] = WeakKeyDictionary()
+"""By group and ranks in it, the numbers that are left for the names of new ones."""
 
 
 def wants_order_checked() -> bool:
@@ -46,13 +48,20 @@ def part_of_mesh(mesh: Any, size: int) -> Group:
 
 
 def twin_of(group: Group) -> Group:
-    """A new group of the same ranks, with a communicator of its own; to be called on each of them.
+    """A new group of the same ranks, with a communicator of its own; to be called on each of them."""
+    return part_of(group, range(group.size()))
 
-    The name is its own for good: the ranks may be in different numbers of other groups, and a group under the name of
+
+def part_of(group: Group, ranks: Sequence[int]) -> Group:
+    """A new group of some ranks of another; to be called on each of them.
+
+    Its name is its own for good: the ranks may be in different numbers of other groups, and a group under the name of
     one that has been closed would find the addresses of that one's connections.
     """
-    number = next(_twins.setdefault(group, count(1)))
-    return new_group_named(f"{name_of(group)}/twin {number}", global_ranks(group), _options())  # type: ignore[no-any-return]
+    number = next(_parts.setdefault(group, {}).setdefault(tuple(ranks), count(1)))
+    everyone = global_ranks(group)
+    name = f"{name_of(group)}/{'-'.join(map(str, ranks))} {number}"
+    return new_group_named(name, [everyone[rank] for rank in ranks], _options())  # type: ignore[no-any-return]
 
 
 def destroy(group: Group) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from minifsdp import comm
 from minifsdp.pipeline.actions import Action, Plan, check_complete, read_csv, stages_of
 from minifsdp.pipeline.boundary import Boundary, boundary_of
 from minifsdp.pipeline.channels import Channels, check_order
@@ -26,6 +27,7 @@ from minifsdp.pipeline.schedules.zbv import zbv
 from minifsdp.pipeline.schedules.zero_bubble import zero_bubble
 from minifsdp.pipeline.simulate import simulate
 from minifsdp.pipeline.stage import PipelineStage
+from minifsdp.pipeline.tied import TiedWeight
 
 Stages: TypeAlias = Sequence[PipelineStage]
 Loss: TypeAlias = Callable[..., Tensor] | None
@@ -124,6 +126,39 @@ class Schedule:
     def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
         """As `step`, forward only."""
         return self._run(partial(Batch, trains=False), args, kwargs, target, losses)
+
+    def tie(self, copies: Mapping[int, nn.Parameter], stages: Sequence[int]) -> None:
+        """Treat parameters of several stages as one weight, such as an embedding and the head; on all ranks.
+
+        They take the first one's values, and each step ends with their gradients added.
+
+        Args:
+            copies: the parameters of this rank's stages, by stage; after `fully_shard` or DDP, if there is one.
+            stages: all that have one, in order.
+
+        Raises:
+            ValueError: `copies` are not those of this rank's stages.
+        """
+        mine = [stage.stage_index for stage in self.stages if stage.stage_index in stages]
+        if sorted(copies) != mine:
+            raise ValueError(
+                f"this rank has stages {mine} of {list(stages)}, and copies for {sorted(copies)}: give one each"
+            )
+        homes = [self.channels.homes[stage] for stage in stages]
+        if mine:
+            self.executor.tied.append(TiedWeight([copies[stage] for stage in mine], homes, self.group))
+
+    def share_losses(self, losses: Sequence[Tensor]) -> Tensor:
+        """The losses of a step on every rank, [n_microbatches] in float64; one broadcast, by all ranks.
+
+        Args:
+            losses: filled by `step` on the rank of the last stage.
+        """
+        shared = torch.zeros(self.n_microbatches, dtype=torch.float64, device=self.stages[0].device)
+        for place, loss in zip(shared, losses, strict=False):
+            place.copy_(loss)
+        comm.broadcast(shared, self.channels.homes[self.channels.last], self.group).wait()
+        return shared
 
     def _run(
         self, batch_of: Callable[..., Batch], args: Any, kwargs: Any, target: Any, losses: list[Tensor] | None

@@ -14,6 +14,7 @@ from minifsdp.pipeline.actions import Action
 from minifsdp.pipeline.channels import Channels, received_before, sent_after
 from minifsdp.pipeline.data_parallel import reduced_once
 from minifsdp.pipeline.stage import PipelineStage
+from minifsdp.pipeline.tied import TiedWeight, added
 from minifsdp.tree import map_tensors
 
 
@@ -54,6 +55,7 @@ class Executor:
     Attributes:
         observers: each is called with every action before it begins.
         around: entered for the computation of each action, when its input has arrived.
+        tied: weights with copies in several stages.
         at: the action under way.
     """
 
@@ -69,6 +71,7 @@ class Executor:
         self.loss_fn, self.weight = loss_fn, weight
         self.observers: list[Callable[[Action], Any]] = []
         self.around: Callable[[Action], AbstractContextManager[Any]] = lambda action: nullcontext()
+        self.tied: list[TiedWeight] = []
         self.at = actions[0]
         for stage in {action.stage for action in actions if action.kind == "W"}:
             stages[stage].split_backward()
@@ -76,7 +79,7 @@ class Executor:
     def run(self, batch: Batch) -> None:
         """One step."""
         reduced = reduced_once(self.stages.values()) if batch.trains else nullcontext()
-        with torch.set_grad_enabled(batch.trains), reduced:
+        with torch.set_grad_enabled(batch.trains), added(self.tied if batch.trains else ()), reduced:
             for action in self.actions:
                 if batch.trains or action.kind == "F":
                     self._do(action, batch)
