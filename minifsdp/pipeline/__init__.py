@@ -1,11 +1,11 @@
 """Pipelines: stages of a model on different ranks, with the names of torch.distributed.pipelining.
 
 Read in this order: actions, schedules (naive, gpipe, one_f_one_b, interleaved, looped_bfs, zero_bubble, zbv), simulate;
-then stage, weights, boundary, channels, executor; failures, data_parallel and tied; and api, which puts them together.
+then stage, weights, boundary, channels, executor; failures, data_parallel and tied; schedule, which puts them together,
+and api, its names in torch.
 A model becomes stages by balance, split and materialize; gpt does so with the course's.
 """
 
-from minifsdp.pipeline.api import Schedule as Schedule
 from minifsdp.pipeline.api import Schedule1F1B as Schedule1F1B
 from minifsdp.pipeline.api import ScheduleDualPipeV as ScheduleDualPipeV
 from minifsdp.pipeline.api import ScheduleGPipe as ScheduleGPipe
@@ -24,6 +24,7 @@ from minifsdp.pipeline.materialize import parameters_on_meta as parameters_on_me
 from minifsdp.pipeline.micro_batches import TensorChunkSpec as TensorChunkSpec
 from minifsdp.pipeline.micro_batches import merge_chunks as merge_chunks
 from minifsdp.pipeline.micro_batches import split_args_kwargs_into_chunks as split_args_kwargs_into_chunks
+from minifsdp.pipeline.schedule import Schedule as Schedule
 from minifsdp.pipeline.split import keep_stage as keep_stage
 from minifsdp.pipeline.split import keep_transformers_stage as keep_transformers_stage
 from minifsdp.pipeline.stage import PipelineStage as PipelineStage

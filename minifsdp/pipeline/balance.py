@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
+from math import inf
 from typing import Any
 
 from torch import nn
@@ -13,7 +15,7 @@ from minifsdp import device
 
 
 def divide(layers: Sequence[str], stages: int, costs: Sequence[float] | None = None) -> list[list[str]]:
-    """Consecutive layers for each stage, so that the most expensive stage costs as little as possible.
+    """Consecutive layers for each stage: the most expensive stage costs as little as possible, the others are alike.
 
     Args:
         layers: names, in the order of their use.
@@ -28,16 +30,38 @@ def divide(layers: Sequence[str], stages: int, costs: Sequence[float] | None = N
         raise ValueError(f"{len(layers)} layers and {len(costs)} costs: give one for each")
     if not 0 < stages <= len(layers):
         raise ValueError(f"{len(layers)} layers make no {stages} stages: each stage needs one, take fewer stages")
-    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}  # by how many layers: the highest cost, and the cuts
+    slowest, _ = _best_cuts(costs, stages, max)
+    even = partial(_add_square, most=slowest)
+    _, cuts = _best_cuts(costs, stages, even)
+    return [list(layers[begin:end]) for begin, end in pairwise((0, *cuts))]
+
+
+def _best_cuts(
+    costs: Sequence[float], stages: int, join: Callable[[float, float], float]
+) -> tuple[float, tuple[int, ...]]:
+    """The division for which the stages' costs, joined one after the other, are least: that value, and each end.
+
+    Of equal ones the one that gives earlier stages more layers: the last one often has a head.
+    """
+    sums = [0.0, *accumulate(costs)]
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}  # by the number of layers that are placed
     for stage in range(1, stages + 1):
         best = {
             end: min(
-                (max(best[begin][0], sum(costs[begin:end])), [*best[begin][1], end]) for begin in best if begin < end
+                (
+                    (join(value, sums[end] - sums[begin]), (*ends, end))
+                    for begin, (value, ends) in best.items()
+                    if begin < end
+                ),
+                key=lambda found: (found[0], [-each for each in found[1]]),
             )
-            for end in range(stage, len(layers) - (stages - stage) + 1)
+            for end in range(stage, len(costs) - (stages - stage) + 1)
         }
-    ends = best[len(layers)][1]
-    return [list(layers[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+    return best[len(costs)]
+
+
+def _add_square(total: float, cost: float, most: float) -> float:
+    return total + cost**2 if cost <= most * (1 + 1e-9) else inf
 
 
 def parameters_of(model: nn.Module, layers: Sequence[str]) -> list[float]:

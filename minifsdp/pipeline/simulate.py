@@ -56,7 +56,7 @@ class Simulation:
 
     @property
     def length(self) -> float:
-        """When the last action ends."""
+        """The end of the last action."""
         return max(self.end.values())
 
     @property

@@ -60,7 +60,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_x, *of_leaves = ctx.needs_input_grad
         x_gradient = (gradient @ weight.to(gradient.dtype)).to(ctx.x_dtype) if of_x else None
-        rows, x_rows = (each.reshape(-1, each.shape[-1]) for each in (gradient, x))
+        rows, x_rows = (each.data.reshape(-1, each.shape[-1]) for each in (gradient, x))  # without the graph behind x
         computing: tuple[Callable[[], Tensor], ...] = (
             lambda: (rows.T @ x_rows).to(weight.dtype),
             lambda: rows.sum(0).to(weight.dtype),

@@ -34,9 +34,11 @@ def test_no_other_division_has_a_cheaper_most_expensive_stage(seed: int) -> None
 
 
 def test_layers_of_one_cost_differ_by_one_in_number() -> None:
-    for layers, stages in ((6, 4), (8, 3), (5, 5)):
-        numbers = [len(each) for each in divide([str(n) for n in range(layers)], stages)]
-        assert max(numbers) - min(numbers) <= 1, numbers
+    for layers in range(1, 20):
+        for stages in range(1, layers + 1):
+            numbers = [len(each) for each in divide([str(n) for n in range(layers)], stages)]
+            assert max(numbers) - min(numbers) <= 1, numbers
+            assert numbers == sorted(numbers, reverse=True), "the last stage often has a head"
 
 
 @pytest.mark.parametrize(
