@@ -174,12 +174,14 @@ def _entries(log: LoggedStep, traced: Sequence[Moment]) -> list[list[Any]]:
 
 
 def _ties(ours: Sequence[Moment], traced: Sequence[Moment]) -> tuple[list[float], list[float]]:
-    """Seconds of one moment in both steps; only of the phases' beginnings if the steps' collectives differ."""
+    """Seconds of one moment in both steps; only of phases that both have if the steps' collectives differ."""
     kinds, others = ([each.kind for each in moments] for moments in (ours, traced))
     if kinds == others:
         pairs = list(zip(ours, traced, strict=True))
     else:
-        pairs = [(ours[i], traced[others.index(kind)]) for i, kind in enumerate(kinds) if " " not in kind]
+        pairs = [
+            (ours[i], traced[others.index(kind)]) for i, kind in enumerate(kinds) if " " not in kind and kind in others
+        ]
     return [one.at for one, _ in pairs], [other.at - traced[0].at for _, other in pairs]
 
 
