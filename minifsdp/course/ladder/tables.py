@@ -69,8 +69,9 @@ def _cost(record: dict[str, Any]) -> Table:
     table = plain_table("Cost of a step", caption)
     operations = list(dict.fromkeys(op for rung in record["rungs"] for op in rung["collectives"] if op != "recv"))
     headings = [{"broadcast": "broad-\ncast"}.get(op, op.replace("_", "-\n")) for op in operations]
+    differs = "differs" if pipelines else "difference"  # the one table of 12 columns
     hidden = "bubble,\nformula" if pipelines else "overlap"
-    for heading in (*headings, "MiB\nsent", hidden, "step\nms", "last\nloss", "differs\nfrom one\nprocess"):
+    for heading in (*headings, "MiB\nsent", hidden, "step\nms", "last\nloss", f"{differs}\nfrom one\nprocess"):
         table.add_column(heading, justify="right", no_wrap=True)
     for rung in record["rungs"]:
         calls = rung["collectives"]
