@@ -78,9 +78,8 @@ def kept(stage: Stage, sizes: Sizes) -> int:
     blocks = stage.blocks * sum(activations.kept_by_block(sizes, Cut()).values())
     ends = activations.kept_around_blocks(sizes, Cut())
     stream = sizes.itemsize * sizes.batch * sizes.context * sizes.width
-    first = ends.pop("positions") if stage.is_first else 0
-    last = sum(ends.values()) - ends.get("positions", 0) + sizes.itemsize  # the loss, times its weight
-    return blocks + first + (last if stage.is_last else stream)
+    positions = ends.pop("positions")
+    return blocks + (positions if stage.is_first else 0) + (sum(ends.values()) if stage.is_last else stream)
 
 
 def kept_for_weights(stage: Stage, sizes: Sizes) -> int:
