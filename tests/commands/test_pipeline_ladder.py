@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,16 @@ def test_bubbles_by_the_formulas(record: dict[str, Any]) -> None:
         assert bubbles[name][1] == pytest.approx(formula)
     assert all(0 < measured < 1 for measured, _ in bubbles.values())
     assert "alone" not in bubbles
+
+
+def test_the_explorer_names_the_units_of_all_ranks(run: tuple[ladder.Plan, Path], record: dict[str, Any]) -> None:
+    text = (run[1] / "explore.html").read_text()
+    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
+    units = {rung["name"]: rung["variants"][0]["units"] for rung in data["rungs"]}
+    p = record["ranks"]
+    assert units["alone"] == ["root", *(f"blocks.{n}" for n in range(2 * p))]
+    of_rank = [[f"blocks.{2 * rank + place}" for rank in range(p)] for place in range(2)]
+    assert units["1f1b"] == ["root", *(" | ".join(names) for names in of_rank)]
 
 
 def test_the_table_fits_and_ticks(record: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -158,7 +159,13 @@ def on_one_clock(logs: Sequence[LoggedStep], traced: Sequence[Moment], spans: Se
     ]
     length = max([*(start + duration for _, _, start, duration in lanes), round(1e6 * (traced[-1].at - traced[0].at))])
     ranks = [{"start": [log.start[tag] for tag in TAGS], "entries": _entries(log, traced)} for log in logs]
-    return {"length": length, "spans": lanes, "units": logs[0].units, "ranks": ranks}
+    return {"length": length, "spans": lanes, "units": _units(logs), "ranks": ranks}
+
+
+def _units(logs: Sequence[LoggedStep]) -> list[str]:
+    """Names of the rows; in a pipeline a row is another unit on each rank."""
+    rows = zip_longest(*(dict.fromkeys(tuple(log.units) for log in logs)), fillvalue="-")
+    return [" | ".join(dict.fromkeys(names)) for names in rows]
 
 
 def _entries(log: LoggedStep, traced: Sequence[Moment]) -> list[list[Any]]:
