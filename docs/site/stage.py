@@ -48,7 +48,7 @@ FOLDERS = {
     "labs/src": "The labs as Python files divided into cells",
     "labs/wrong": "Wrong answers that the checks must reject",
 }
-"""What is in a folder that is no package."""
+"""Contents of the folders that are not packages."""
 
 Pages = dict[str, str]
 """Page contents by path; all paths are relative to the sources or the checkout."""
@@ -155,7 +155,7 @@ def listing(folder: str, names: list[str]) -> str:
 
 
 def of_folder(name: str) -> str:
-    """What is in a folder."""
+    """The contents of a folder, in a sentence."""
     package = f"{name}/__init__.py"
     return says(package) if (ROOT / package).exists() else FOLDERS[name]
 

@@ -631,7 +631,7 @@ outcome("activations", activations["tensor parallel"][4] / one, ranks=4, slips=s
 #
 # *8 minutes, medium*
 #
-# Between g and the next f, every rank does the same work: a norm, dropout and a residual sum, each of which treats
+# Between g and the next f, every rank does the same work: a norm, dropout and a residual sum. Each of these treats
 # every token independently. So let each rank do this work for s / t of the tokens. An all-reduce is a reduce-scatter
 # followed by an all-gather (lab 01). g becomes the reduce-scatter, f becomes the all-gather, and everything in
 # between works on a part of the sequence.

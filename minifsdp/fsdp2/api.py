@@ -15,12 +15,12 @@ from minifsdp import comm, process_groups
 from minifsdp.device import compute_device
 from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.plan import Plan
-from minifsdp.fsdp.torch_api.eager import stay_out_of_graphs
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut
 from minifsdp.fsdp2.hooks import State, has_state
 from minifsdp.fsdp2.module import FSDPModule
 from minifsdp.fsdp2.unit import ParamUnit
+from minifsdp.uncompiled import stay_out_of_graphs
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,7 @@ def fully_shard(
     """
     stay_out_of_graphs()
     modules: list[nn.Module] = list(module) if isinstance(module, list | tuple) else [module]
-    if not modules:
-        raise ValueError("fully_shard of an empty list: give it a module, or several")
-    for each in modules:
-        _check(each)
+    _check(modules)
     group = comm.world()
     params = _params_of(modules, ignored_params or ())
     device = compute_device(None, params, group)
@@ -126,11 +123,15 @@ def fully_shard(
     return module
 
 
-def _check(module: Any) -> None:
-    if isinstance(module, nn.ModuleList | nn.ModuleDict):
-        raise ValueError(f"fully_shard does not support containers that do not implement forward: {module}")
-    if has_state(module):
-        raise ValueError(f"fully_shard was applied to this {type(module).__name__} before: apply it once to a module")
+def _check(modules: Sequence[Any]) -> None:
+    if not modules:
+        raise ValueError("fully_shard of an empty list: give it a module, or several")
+    for module in modules:
+        if isinstance(module, nn.ModuleList | nn.ModuleDict):
+            raise ValueError(f"fully_shard does not support containers that do not implement forward: {module}")
+        if has_state(module):
+            name = type(module).__name__
+            raise ValueError(f"fully_shard was applied to this {name} before: apply it once to a module")
 
 
 def _check_mesh(mesh: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
-from functools import cache
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -17,6 +16,7 @@ from minifsdp.order import check_labelled_calls
 from minifsdp.tensor_parallel.columns import ColwiseParallel
 from minifsdp.tensor_parallel.layer import LayerStyle
 from minifsdp.tensor_parallel.parameters import names
+from minifsdp.uncompiled import stay_out_of_graphs
 
 Target: TypeAlias = tuple[str, nn.Module, ParallelStyle]
 """A module that a plan names: its name, itself, and what to do to it."""
@@ -54,7 +54,7 @@ def parallelize_module(
     if parallelize_plan is None:
         warnings.warn("parallelize_module without a plan changes nothing", stacklevel=2)
         return module
-    _stay_out_of_graphs()
+    stay_out_of_graphs()
     if isinstance(parallelize_plan, ParallelStyle):
         parallelize_plan.src_data_rank = src_data_rank
         return parallelize_plan._apply(module, mesh)
@@ -67,12 +67,6 @@ def parallelize_module(
     for _, target, style in targets:
         parallelize_module(target, mesh, style, src_data_rank=src_data_rank)
     return module
-
-
-@cache
-def _stay_out_of_graphs() -> None:
-    """Let `torch.compile` break its graphs at the collectives, and compile the computation between them."""
-    private.leave_uncompiled(("minifsdp.tensor_parallel", "minifsdp.comm", "minifsdp.gloo", "minifsdp.private"))
 
 
 def divide(module: nn.Module, mesh: DeviceMesh, *names: str) -> None:
