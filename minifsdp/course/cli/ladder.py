@@ -52,7 +52,7 @@ def ladder(
     ranks: RanksOption = None,
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
-    axis: Annotated[str, typer.Option(help="What the rungs divide among ranks: data, or tensor for layers.")] = "data",
+    axis: Annotated[str, typer.Option(help="data: ranks share the data; tensor: they share layers.")] = "data",
     rungs: Annotated[
         str | None, typer.Option(help="Comma-separated names; default: all.", autocompletion=_rungs)
     ] = None,
@@ -67,16 +67,17 @@ def ladder(
     ] = None,
     context: Annotated[int | None, typer.Option(help=f"Tokens per sequence; {_other('context')}")] = None,
     data: Annotated[Path | None, typer.Option(help="Text to train on; default: Python's standard library.")] = None,
-    link: Annotated[str | None, typer.Option(help='Emulated link, as "latency=200us,bandwidth=1GB/s".')] = None,
-    limit: Annotated[int, typer.Option(help="k of fsdp-limit: units gathered and not yet freed.")] = DEFAULT.limit,
+    link: Annotated[str | None, typer.Option(help='Emulated link, such as "latency=200us,bandwidth=1GB/s".')] = None,
+    limit: Annotated[int, typer.Option(help="k of fsdp-limit: most units gathered at once.")] = DEFAULT.limit,
     out: Annotated[
         Path | None, typer.Option(help="Folder for ladder.json, pictures and traces; default: results/ladder[-tensor].")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the model and of the batches.")] = DEFAULT.seed,
 ) -> None:
-    """Train one model on every rung, from one all-reduce to the rate limiter, and show what each rung buys.
+    """Train one model on every rung, from one all-reduce to the rate limiter, and show the gain from each rung.
 
-    With --axis tensor: from whole layers on every rank to layers cut over ranks, sequences too, and FSDP2 outside.
+    With --axis tensor, the rungs lead from whole layers on every rank to layers and sequences that are sharded over
+    the ranks, and to a combination with FSDP2.
 
     Example: minifsdp ladder --ranks 4 --rungs ddp,fsdp,fsdp-limit --link latency=200us,bandwidth=1GB/s
     """
