@@ -28,7 +28,7 @@ hide-toc: true
 ---
 # Explorer
 
-The explorer shows one step of each rung on four ranks, from the log of a real run. `minifsdp ladder --ranks 4` writes it.
+The explorer shows one step of each rung on four ranks, from the log of a run of `minifsdp ladder --ranks 4`.
 <a href="explore.html">Open the explorer on a page of its own</a>.
 
 <iframe src="explore.html" class="explorer" title="The explorer"></iframe>

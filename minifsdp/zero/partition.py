@@ -42,8 +42,7 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
 
     Raises:
         ValueError: there are no parameters, a parameter occurs twice, or arguments are wrong (as in torch); parameters
-            are on several devices, or on one that the process group does not support; or the optimizer needs whole
-            parameters.
+            are on several or unsupported devices; or the optimizer needs whole parameters.
         RuntimeError: there is no process group; or the ranks' parameters differ in number, shape, dtype or whether they
             are frozen.
 
