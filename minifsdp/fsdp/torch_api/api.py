@@ -1,6 +1,6 @@
 """FSDP with torch's arguments and methods (torch/distributed/fsdp/fully_sharded_data_parallel.py).
 
-An adapter: what the methods do is in the files beside this one, and in fsdp/.
+This class is an adapter: its methods are implemented in the files next to this one, and in fsdp/.
 """
 
 from __future__ import annotations
