@@ -147,12 +147,17 @@ def mean_loss(output, target):
     return (output - target).square().mean()
 
 
+def batch_of(size, seed):
+    """A weight, an earlier gradient of it, tokens, and what their rows of the weight are compared with."""
+    tokens = torch.randint(4, (size,), generator=torch.Generator().manual_seed(seed + 1))
+    return randn(4, 3, seed=seed).requires_grad_(), randn(4, 3, seed=seed + 3), tokens, randn(size, 3, seed=seed + 2)
+
+
 def whole_batch(rows, micros, seed, weigh):
     """The gradient and the loss, if micro-batches of `rows` count as `weigh` says."""
-    weight = randn(3, 4, seed=seed).requires_grad_()
-    x, target = randn(sum(rows), 4, seed=seed + 1), randn(sum(rows), 3, seed=seed + 2)
+    weight, _, x, target = batch_of(sum(rows), seed)
     parts = zip(x.split(rows), target.split(rows), strict=True)
-    losses = [mean_loss(F.linear(a, weight), b) for a, b in parts]
+    losses = [mean_loss(F.embedding(a, weight), b) for a, b in parts]
     loss = sum(share * each for share, each in zip(weigh, losses, strict=True))
     return torch.autograd.grad(loss, weight)[0], loss.detach(), losses[-1].detach()
 
@@ -165,14 +170,12 @@ def check_accumulate(answer, variant):
         rows = [len(part) for part in torch.arange(size).tensor_split(micros)]
         right = [each / size for each in rows]
         seed = variant.seed
-        weight = randn(3, 4, seed=seed).requires_grad_()
-        before = randn(3, 4, seed=seed + 3)
+        weight, before, x, target = batch_of(size, seed)
         weight.grad = before.clone()
-        x, target = randn(size, 4, seed=seed + 1), randn(size, 3, seed=seed + 2)
         log = []
 
         def forward(x, weight=weight, log=log):
-            return Logged.apply(F.linear(x, weight), log)
+            return Logged.apply(F.embedding(x, weight), log)
 
         got = answer(forward, mean_loss, x, target, micros)
         check_log(log, rows, where)

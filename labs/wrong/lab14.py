@@ -80,9 +80,10 @@ Takes the mean of the micro-batches.
 wrong("14.2", "all micro-batches go forward first").diff("""
 Goes backward once, at the end.
 -     loss.backward()
--     total += loss.detach()
-- return total
-+     total = total + loss
+-     losses.append(loss.detach())
+- return torch.stack(losses).sum()
++     losses.append(loss)
++ total = torch.stack(losses).sum()
 + total.backward()
 + return total.detach()
 """)
@@ -93,22 +94,20 @@ Cuts with `chunk`.
 """)
 wrong("14.2", "return a detached loss").diff("""
 Returns the loss with its graph.
--     total += loss.detach()
-+     total = total + loss
+-     losses.append(loss.detach())
++     losses.append(loss)
 """)
 wrong("14.2", "this is the last micro-batch's share of the loss").diff("""
 Returns the last loss.
--     total += loss.detach()
-+     total = loss.detach()
+- return torch.stack(losses).sum()
++ return losses[-1]
 """)
 wrong("14.2", "this is the sum of the micro-batches' losses").diff("""
 Adds up losses that are not scaled.
 - loss = loss_fn(forward(rows), wanted) * (len(rows) / len(x))
 - loss.backward()
-- total += loss.detach()
 + loss = loss_fn(forward(rows), wanted)
 + (loss * (len(rows) / len(x))).backward()
-+ total += loss.detach()
 """)
 wrong("14.2", "no backward").diff("""
 Forgets to go backward.

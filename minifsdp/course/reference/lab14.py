@@ -63,12 +63,12 @@ def accumulate(
     micros: int,
 ) -> Tensor:
     """Forward and backward of a batch in micro-batches; the batch's loss."""
-    total = torch.zeros((), dtype=x.dtype, device=x.device)
+    losses = []
     for rows, wanted in zip(x.tensor_split(micros), target.tensor_split(micros), strict=True):
         loss = loss_fn(forward(rows), wanted) * (len(rows) / len(x))
         loss.backward()
-        total += loss.detach()
-    return total
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
 
 
 @reference(
