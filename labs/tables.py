@@ -1,6 +1,7 @@
 """The two tables of labs/README.md: the labs, and which cell of which lab measures which statement.
 
-They are made from the notebooks and labs/claims.toml, and stand between two comments in README.md.
+They are made from the notebooks and labs/claims.toml, and stand between two comments in README.md. The numbers of
+claims are tags of cells, and are not shown.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from minifsdp.course.workshop.catalogue import lab_of_file
 
 BEGIN, END = "<!-- made by `make labs` from here -->", "<!-- to here -->"
+CLAIMS = "## What the labs measure"
 HEADING = re.compile(r"#{1,6}\s+(.+?)\s*#*")
 
 
@@ -49,31 +51,30 @@ def updated(labs: Path, readme: str) -> str:
     """The text of README.md with both tables as they should be."""
     before, rest = readme.split(BEGIN, 1)
     after = rest.split(END, 1)[1]
-    return f"{before}{BEGIN}\n\n{labs_table(labs)}\n\n{claims_table(labs)}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{labs_table(labs)}\n\n{CLAIMS}\n\n{claims_table(labs)}\n\n{END}{after}"
 
 
 def labs_table(labs: Path) -> str:
-    rows = ["| lab | minutes | you build | worlds |", "|---|---|---|---|"]
+    rows = ["| lab | minutes | you build |", "|---|---|---|"]
     for name, found in places(labs).items():
         about = json.loads((labs / name).read_text())["metadata"]["minifsdp"]
         exercises = [place.heading for place in found if any(tag.startswith("exercise-") for tag in place.tags)]
-        ranks = any("launch(" in place.source for place in found)
-        world = "gloo, one GPU, NCCL" if ranks else "one process"
-        title = f"[{about['lab']} {about['title']}]({name})"
-        rows.append(f"| {title} | {about['minutes']} | {', '.join(exercises)} | {world} |")
+        rows.append(f"| [{about['lab']} {about['title']}]({name}) | {about['minutes']} | {', '.join(exercises)} |")
     return "\n".join(rows)
 
 
 def claims_table(labs: Path) -> str:
-    rows = ["| | statement | measured in |", "|---|---|---|"]
-    for claim, row in claims(labs).items():
+    """The claims in the order of the labs that measure them."""
+    found = places(labs)
+    rows = ["| statement | measured in |", "|---|---|"]
+    for claim, row in sorted(claims(labs).items(), key=lambda item: item[1]["labs"][0]):
         cells = [
-            f"[lab {lab_of_file(name)}, {without_ids(place.heading)}]({name}#{anchor(place.heading)})"
-            for name, found in places(labs).items()
-            for place in found
+            f"[lab {lab_of_file(name)}, {place.heading}]({name}#{anchor(place.heading)})"
+            for name, each in found.items()
+            for place in each
             if claim in place.tags
         ]
-        rows.append(f"| {claim} | {row['says']} | {'<br>'.join(dict.fromkeys(cells))} |")
+        rows.append(f"| {row['says']} | {'<br>'.join(dict.fromkeys(cells))} |")
     return "\n".join(rows)
 
 
@@ -102,11 +103,6 @@ def code_cells(notebook: Path) -> list[Place]:
 def plain(heading: str) -> str:
     """A heading as it is shown, without code and emphasis marks."""
     return re.sub(r"[`*]", "", heading)
-
-
-def without_ids(heading: str) -> str:
-    """`Measured: gathered twice (C11)` as `Measured: gathered twice`."""
-    return re.sub(r"\s*\((C\d+,?\s*)+\)$", "", heading)
 
 
 def anchor(heading: str) -> str:

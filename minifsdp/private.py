@@ -15,6 +15,7 @@ import datetime
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -80,6 +81,7 @@ __all__ = [
     "made_since",
     "memory_snapshot",
     "name_of",
+    "new_group_named",
     "nodes_so_far",
     "place_of",
     "post_hooks_of",
@@ -288,6 +290,12 @@ def set_timeout(options: Any, timeout: datetime.timedelta) -> None:
 def gloo_group(store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
     """A process group of gloo's that torch.distributed has no list of, connected when it returns."""
     return dist.ProcessGroupGloo(store, rank, ranks, timeout)
+
+
+def new_group_named(name: str, ranks: list[int], options: Any) -> Any:
+    """A process group with this name. torch's own names depend on the number of groups that a rank is in."""
+    with patch.object(dist.distributed_c10d, "_process_group_name", lambda *_, **__: name):
+        return dist.new_group(ranks, pg_options=options, use_local_synchronization=True)
 
 
 def timeout_of(group: Any) -> datetime.timedelta:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from minifsdp.comm import Group
-from minifsdp.private import base_store_of
+from minifsdp.private import base_store_of, name_of, new_group_named
+
+_parts: WeakKeyDictionary[Group, dict[tuple[int, ...], count[int]]] = WeakKeyDictionary()
+"""By group and ranks in it, the numbers that are left for the names of new ones."""
 
 
 def wants_order_checked() -> bool:
@@ -43,9 +49,19 @@ def part_of_mesh(mesh: Any, size: int) -> Group:
 
 def twin_of(group: Group) -> Group:
     """A new group of the same ranks, with a communicator of its own; to be called on each of them."""
-    options = _options()
-    ranks = global_ranks(group)
-    return dist.new_group(ranks, pg_options=options, use_local_synchronization=True)  # type: ignore[no-any-return]
+    return part_of(group, range(group.size()))
+
+
+def part_of(group: Group, ranks: Sequence[int]) -> Group:
+    """A new group of some ranks of another; to be called on each of them.
+
+    Its name is its own for good: the ranks may be in different numbers of other groups, and a group under the name of
+    one that has been closed would find the addresses of that one's connections.
+    """
+    number = next(_parts.setdefault(group, {}).setdefault(tuple(ranks), count(1)))
+    everyone = global_ranks(group)
+    name = f"{name_of(group)}/{'-'.join(map(str, ranks))} {number}"
+    return new_group_named(name, [everyone[rank] for rank in ranks], _options())  # type: ignore[no-any-return]
 
 
 def destroy(group: Group) -> None:

@@ -5,7 +5,7 @@ In a deck's Markdown stand, beside Marp's own directives,
     {{ figure("stages", "what is to be seen, for who cannot see it") }}
     {{ claim("C2") }}              at the bottom left: "See lab 00", where this slide's statement is examined; with
                                    word="Derived", "Derived in lab 00": the lab's number, under a heading of this word
-    {{ rung("fsdp") }}             where on the ladder this slide and those after it are: at the top right
+    {{ rung("fsdp") }}             where on its ladder this slide and those after it are: at the top right
     {{ gb(psi) }}                  a number: any name of the deck's `numbers()`, written by one of its functions
 
 Rules: 15 to 30 slides; each has a heading and notes for the speaker; a deck that shows its place on the ladder does so
@@ -28,7 +28,7 @@ from typing import Any
 from draw.canvas import Draw
 from jinja2 import Environment, StrictUndefined
 
-from minifsdp.course.ladder.rungs import RUNGS
+from minifsdp.course.ladder.axes import AXES
 
 SLIDES = Path(__file__).parent
 LABS = SLIDES.parent / "labs"
@@ -100,11 +100,13 @@ def _figure(known: Mapping[str, Draw], name: str, says: str) -> str:
 
 
 def _rung(name: str, where: str = "") -> str:
-    """Marp's header, with the ladder's rungs as a strip: on the rung `name`, or `where`, "towards" or "after" it."""
-    at = list(RUNGS).index(name)
+    """Marp's header, with a ladder's rungs as a strip: on the rung `name`, or `where`, "towards" or "after" it."""
+    first, *others = (axis.rungs for axis in AXES.values())
+    rungs, ladder = (first, "") if name in first else (next(each for each in others if name in each), "second ladder, ")
+    at = list(rungs).index(name)
     reached = at + (where != "towards")
-    strip = "".join(f'<i class="{"done" if each < reached else "ahead"}"></i>' for each in range(len(RUNGS)))
-    return f"<!-- header: '{strip} {where} rung {at + 1} of {len(RUNGS)}: <b>{name}</b>' -->"
+    strip = "".join(f'<i class="{"done" if each < reached else "ahead"}"></i>' for each in range(len(rungs)))
+    return f"<!-- header: '{strip} {ladder}{where} rung {at + 1} of {len(rungs)}: <b>{name}</b>' -->"
 
 
 def _claim(*numbers: str, word: str = "") -> str:

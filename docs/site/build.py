@@ -20,6 +20,7 @@ MATHJAX = SLIDES / "node_modules" / "mathjax-full" / "es5" / "tex-svg.js"  # Mar
 sys.path.insert(0, str(SLIDES))
 
 from compose import DECKS  # noqa: E402
+from excerpts import write_texts  # noqa: E402
 from look_around import look_around  # noqa: E402
 from stage import TERMS, stage  # noqa: E402
 
@@ -50,6 +51,7 @@ def main() -> None:
         done = subprocess.run([sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", *where])
         if done.returncode:
             sys.exit("Sphinx reported errors in the pages")
+        write_texts(args.out)
         images = {f"labs/{path.stem}.html": path.read_text().count('"image/png"') for path in notebooks}
     copy_slides(args.slides, args.out / "slides")
     shutil.copy(explorer, args.out)

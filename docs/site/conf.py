@@ -1,5 +1,12 @@
 """Sphinx's settings; stage.py makes the sources from README, docs, labs and the linked code."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
 project = "minifsdp"
 html_title = "minifsdp"
 extensions = ["myst_nb"]
@@ -14,9 +21,18 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
-html_show_search_summary = False  # it is fetched, which a page opened from disk cannot do
 pygments_style = "tango"
 pygments_dark_style = "monokai"
 mathjax_path = "mathjax.js"  # included, so that no page needs the network
 
 exclude_patterns = ["_static"]
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("html-page-context", add_texts)
+
+
+def add_texts(app: Sphinx, page: str, *_: object) -> None:
+    """Load the texts that excerpts come from (excerpts.py) on the search page, and on no other."""
+    if page == "search":
+        app.add_js_file("texts.js", defer="defer")

@@ -18,10 +18,10 @@ PLOTS = (
     "() => [...document.querySelectorAll('.cell_output img')].filter(each => each.naturalWidth && each.width).length"
 )
 WIDER = "() => document.documentElement.scrollWidth - window.innerWidth"
-CUT = (  # of the code; an output may be as wide as what printed it
-    "() => [...document.querySelectorAll(':not(.output) > .highlight > pre')]"
-    ".filter(each => each.scrollWidth > each.clientWidth).length"
+CUT = (  # code, and in labs what it has printed
+    "() => [...document.querySelectorAll('pre')].filter(each => each.scrollWidth > each.clientWidth).length"
 )
+EXCERPT = "() => document.querySelector('#search-results li p.context')?.textContent ?? ''"
 FIRST = "() => document.querySelector('#search-results li a')?.getAttribute('href')"
 LOST = "() => [...document.images].filter(each => !each.naturalWidth).map(each => each.src)"
 
@@ -52,7 +52,7 @@ def look_around(site: Path, plots: Mapping[str, int], terms: Mapping[str, str], 
             if name.startswith(("minifsdp/", "labs/")):
                 page.set_viewport_size(LAPTOP)
                 if cut := page.evaluate(CUT):
-                    found.append(f"{cut} blocks of code are wider than their place at {LAPTOP['width']}")
+                    found.append(f"{cut} blocks of code or output are wider than their place at {LAPTOP['width']}")
                 page.set_viewport_size(PHONE)
             found[before:] = [f"{name}: {problem}" for problem in found[before:]]
         for term, file in terms.items():
@@ -60,6 +60,8 @@ def look_around(site: Path, plots: Mapping[str, int], terms: Mapping[str, str], 
             page.wait_for_selector("#search-results li a")
             if not (first := page.evaluate(FIRST)).startswith(f"{file}.html"):
                 found.append(f"a search for {term!r} finds {first} before {file}")
+            if len(page.evaluate(EXCERPT)) < 40:
+                found.append(f"a search for {term!r} shows no excerpt")
         for name in PICTURED:
             page.goto((site / f"{name}.html").as_uri(), wait_until="load")
             for where, size in (("phone", PHONE), ("screen", SCREEN)):

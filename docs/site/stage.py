@@ -21,6 +21,7 @@ TERMS: dict[str, str] = tomllib.loads((SITE / "terms.toml").read_text())["terms"
 RUNG = re.compile(r"^\| `([\w-]+)` \| \[[^]]+\]\(\.\./([^)]+)\)", re.MULTILINE)  # a row of the table in docs/code.md
 LINK = re.compile(r"(?<=\]\()(?!\w+://|#)([^)#\s]*)(#(?:[^()]|\([^()]*\))*)?(?=\))")
 SHOWN = {".py": "python", ".toml": "toml", ".sbatch": "bash", ".json": "json", ".cff": "yaml"}
+MAINTAINERS = ("CONTRIBUTING", "docs/speed")
 PICTURES = (".png", ".gif", ".svg")
 
 EXPLORER = """---
@@ -39,7 +40,15 @@ addEventListener("message", ({ source, data }) => {
 });
 </script>
 """
-HEAD = "---\norphan: true\nhide-toc: true\n---\n"
+HEAD = "---\norphan: true\nhide-toc: true\n{}---\n"
+UNSEARCHED = "nosearch: true\n"  # code that repeats pages: the labs' sources and checks, figures, records
+FOLDERS = {
+    "benchmarks/records/cpu": "Records of runs on a CPU",
+    "labs/checks": "The checks of the exercises, a module per lab",
+    "labs/src": "The labs as Python files divided into cells",
+    "labs/wrong": "Wrong answers that the checks must reject",
+}
+"""What is in a folder that is no package."""
 
 Pages = dict[str, str]
 """Page contents by path; all paths are relative to the sources or the checkout."""
@@ -53,7 +62,7 @@ def stage(sources: Path) -> list[Path]:
     pages |= code_pages(files, linked)
     pages["lectures.md"] = lectures()
     pages["explorer.md"] = EXPLORER
-    documents = ["CONTRIBUTING", *sorted(name[:-3] for name in pages if name.startswith("docs/"))]
+    documents = sorted(name[:-3] for name in pages if name.startswith("docs/") and name[:-3] not in MAINTAINERS)
     rungs = [f"{rung} <{name}>" for rung, name in RUNG.findall(pages["docs/code.md"])]
     pages["index.md"] = "".join(
         [
@@ -62,6 +71,7 @@ def stage(sources: Path) -> list[Path]:
             toctree(rungs, "Rungs"),
             toctree(["minifsdp/index"], "Code"),
             toctree(documents, "Documents"),
+            toctree(MAINTAINERS, "For maintainers"),
         ]
     )
     pages["labs/README.md"] += toctree(sorted(name[5:-6] for name in pages if name.endswith(".ipynb")))
@@ -109,10 +119,15 @@ def code_pages(files: Iterable[str], linked: Iterable[str]) -> Pages:
     shown = sorted(name for name in wanted if Path(name).suffix in SHOWN)
     for name in shown:
         text = (ROOT / name).read_text()
-        pages[f"{name}.md"] = f"{HEAD}# `{name}`\n\n{found_by(name)}{fenced(name, text)}"
+        pages[f"{name}.md"] = f"{head(name)}# `{name}`\n\n{found_by(name)}{fenced(name, text)}"
     for folder in {parent for name in shown for parent in above(name) if any(map(parent.startswith, folders))}:
         pages[f"{folder}/index.md"] = listing(folder, [name for name in shown if name.startswith(f"{folder}/")])
     return pages
+
+
+def head(name: str) -> str:
+    """The front matter of a page of code."""
+    return HEAD.format("" if name.partition("/")[0] == "minifsdp" else UNSEARCHED)
 
 
 def above(name: str) -> list[str]:
@@ -130,18 +145,19 @@ def fenced(name: str, text: str) -> str:
 
 
 def listing(folder: str, names: list[str]) -> str:
-    """A folder's page: its files with the first line of each docstring, and its folders."""
-    rows, inner = [], set()
-    for name in names:
-        first, *rest = Path(name).relative_to(folder).parts
-        if rest:
-            inner.add(first)
-        else:
-            rows.append((first, says(name)))
-    folders = [f"| [`{each}/`]({each}/index.md) | |" for each in sorted(inner)]
-    files = [f"| [`{file}`]({file}.md) | {line} |" for file, line in rows]
-    pages = [*(f"{each}/ <{each}/index>" for each in sorted(inner)), *(f"{file} <{file}>" for file, _ in rows)]
-    return "\n".join([f"{HEAD}# `{folder}/`\n", "| file | |", "|---|---|", *folders, *files, toctree(pages)])
+    """A folder's page: its folders and files, each with the first line of its docstring."""
+    inner = sorted({Path(name).relative_to(folder).parts[0] for name in names if Path(name).parent != Path(folder)})
+    files = [Path(name).name for name in names if Path(name).parent == Path(folder)]
+    rows = [f"| [`{each}/`]({each}/index.md) | {of_folder(f'{folder}/{each}')} |" for each in inner]
+    rows += [f"| [`{each}`]({each}.md) | {says(f'{folder}/{each}')} |" for each in files]
+    pages = [*(f"{each}/ <{each}/index>" for each in inner), *(f"{each} <{each}>" for each in files)]
+    return "\n".join([f"{head(folder)}# `{folder}/`\n", "| name | contents |", "|---|---|", *rows, toctree(pages)])
+
+
+def of_folder(name: str) -> str:
+    """What is in a folder."""
+    package = f"{name}/__init__.py"
+    return says(package) if (ROOT / package).exists() else FOLDERS[name]
 
 
 def says(name: str) -> str:

@@ -23,7 +23,7 @@ def randn(*shape, seed=0, rank=0):
 
 
 def here(*tensors):
-    """The tensors where this rank communicates."""
+    """The tensors on this rank's device."""
     return [tensor.to(rank_device()) for tensor in tensors]
 
 
@@ -49,7 +49,7 @@ def tensor(what, got, rank):
 
 
 def factors(variant):
-    """x [rows, in] and w [in, out]: the example, then even parts, short ones, and ranks without any."""
+    """x [rows, in] and w [in, out]: the example, then even parts, short parts, and ranks without a part."""
     t, rows = variant.ranks, variant.size
     sizes = ((rows, 2 * t, 3 * t), (3, 2 * t + 1, 2 * t + 1), (rows, 1, 5), (2, 5, 1), (1, t + 1, t + 1))
     example = torch.tensor([[1.0, 2, 3], [4, 5, 6]]).double(), torch.tensor([[1.0, 2], [3, 4], [5, 6]]).double()
@@ -58,7 +58,7 @@ def factors(variant):
 
 
 def observe_multiply(answer, cases):
-    """Of each case and way: the product, the messages, the floating-point operations, and whether x and w changed."""
+    """For each case and split: product, messages, floating-point operations, and whether x and w are unchanged."""
     found = []
     for by in ("columns", "rows"):
         for case in cases:
@@ -70,7 +70,7 @@ def observe_multiply(answer, cases):
             except IndexError as error:
                 raise AnswerError(
                     f"{by}, {list(x.shape)} times {list(w.shape)}: it raises {error!r}\nlikely slip: `chunk` returns "
-                    "fewer than t parts if there are few: the last ranks then have a part of no columns, or no rows"
+                    "fewer than t parts if the dimension is short: the last ranks then have no columns, or no rows"
                 ) from error
             unchanged = torch.equal(x, given[0]) and torch.equal(w, given[1])
             got = got.cpu() if isinstance(got, Tensor) else got
@@ -80,7 +80,7 @@ def observe_multiply(answer, cases):
 
 @check("13.1")
 def check_multiply(answer, variant):
-    """The whole product on every rank, by columns with one all-gather, by rows with one all-reduce, of parts alone."""
+    """The product is whole on every rank, after one all-gather for columns and one all-reduce for rows."""
     t = variant.ranks
     for rank, found in enumerate(on_ranks(t, observe_multiply, answer, factors(variant))):
         for by, x, w, got, calls, flops, unchanged in found:
@@ -94,9 +94,9 @@ def check_multiply(answer, variant):
             if flops > most:
                 raise AnswerError(
                     f"rank {rank}, {where}: expected at most {most:,} floating-point operations, got {flops:,}\n"
-                    "likely slip: a rank multiplies with its part of w alone, or nothing is gained"
+                    "likely slip: a rank has to multiply with only its part of w, or nothing is gained"
                 )
-            slip = "x and w are the caller's: read them only"
+            slip = "x and w belong to the caller: do not change them"
             expect(f"x and w unchanged, {where}", unchanged, True, rank=rank, slip=slip)
 
 
@@ -104,28 +104,28 @@ def columns_slips(x, w, t, rank, size):
     padded = F.pad(w, (0, t * size - w.shape[1]))
     parts = [x @ part for part in padded.split(size, 1)]
     slips = {
-        "the gather joins along the first dimension, [t, rows, out / t]; `movedim` brings the parts side by side": (
+        "the gather joins along the first dimension, [t, rows, out / t]; `movedim` places the parts side by side": (
             torch.cat(parts).view(x.shape[0], -1)[:, : w.shape[1]]
         ),
-        "the parts belong side by side, dimension 1, and not one below the other": torch.cat(parts),
-        "the columns behind `out` are padding": x @ padded,
-        "this is this rank's part: the whole product was asked for": x @ w[:, rank * size : (rank + 1) * size],
-        "each rank's columns are multiplied once; a sum over the ranks has them t times": t * (x @ w),
+        "the parts belong side by side, along dimension 1, not one below the other": torch.cat(parts),
+        "the columns beyond `out` are padding": x @ padded,
+        "this is only this rank's part; return the whole product": x @ w[:, rank * size : (rank + 1) * size],
+        "each column of the product is counted t times in a sum over the ranks": t * (x @ w),
     }
-    return slips, "rank r has columns r · ceil(out / t) and on of w, and of the product"
+    return slips, "rank r has the columns of w, and of the product, from r · ceil(out / t) on"
 
 
 def rows_slips(x, w, t, rank, size):
     mine = slice(rank * size, (rank + 1) * size)
     summand = x[:, mine] @ w[mine]
     slips = {
-        "this is this rank's summand of the product: the ranks' have to be added up": summand,
-        "the summands are added up; a mean divides by t": x @ w / t,
-        "the largest of the ranks' summands is no sum": torch.stack(
+        "this is only this rank's partial sum: the partial sums of all ranks have to be added up": summand,
+        "partial sums are added up; a mean also divides by t": x @ w / t,
+        "this is the maximum of the ranks' partial sums, not their sum": torch.stack(
             [x[:, each] @ w[each] for each in (slice(r * size, (r + 1) * size) for r in range(t))]
         ).amax(0),
     }
-    return slips, "rows r · ceil(in / t) and on of w meet the same columns of x"
+    return slips, "rank r multiplies the rows of w from r · ceil(in / t) on with the same columns of x"
 
 
 def messages(where, calls, sizes, by, rank):
@@ -133,19 +133,23 @@ def messages(where, calls, sizes, by, rank):
     rows = x.shape[0]
     product = rows * w.shape[1] * ITEM
     one = f"all_gather of {t * rows * size * ITEM} bytes" if by == "columns" else f"all_reduce of {product} bytes"
-    weight = "the weight was gathered, as FSDP does: here the weight stays, and products travel"
+    weight = "the weight was gathered, as FSDP does; here the weight stays on its rank, and products are sent"
     slips = {
-        "nothing was sent: every rank has multiplied whole matrices, or the message is not one of `comm`": [],
-        "summands need no gather: an all-reduce adds them up, and sends 2 (t - 1) / t of one": [
+        "nothing was sent: either every rank has multiplied whole matrices, or the collective is not from `comm`": [],
+        "partial sums need no gather: an all-reduce adds them up and sends only 2 (t - 1) / t of their size": [
             f"all_gather of {t * product} bytes"
         ],
-        "an all-reduce of zeros around my columns sends twice as much as a gather": [f"all_reduce of {product} bytes"],
-        "and of columns padded with zeros, too": [f"all_reduce of {t * rows * size * ITEM} bytes"],
+        "an all-reduce of columns padded with zeros sends twice as much as a gather": [
+            f"all_reduce of {product} bytes"
+        ],
+        "an all-reduce of padded columns sends twice as much as a gather": [
+            f"all_reduce of {t * rows * size * ITEM} bytes"
+        ],
         weight: [f"all_gather of {w.numel() * ITEM} bytes"],
     }
-    slip = "by columns one all-gather of the products, by rows one all-reduce"
+    slip = "columns need one all-gather of the products, rows need one all-reduce"
     if len(calls) > 1:
-        slip = "one message is enough, " + ("a gather" if by == "columns" else "a sum")
+        slip = "one message is enough: " + ("an all-gather" if by == "columns" else "an all-reduce")
     expect(f"messages of {where}", calls, [one], rank=rank, slips=slips, slip=slip)
 
 
@@ -153,7 +157,7 @@ def messages(where, calls, sizes, by, rank):
 
 
 def crossed(function, x, gradient):
-    """What a function does to a tensor and to its gradient, with the messages in each direction."""
+    """A function's effect on a tensor and on its gradient, with the messages in each direction."""
     leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
     given = leaf.detach().clone(), gradient.clone()
     with comm.record() as forward:
@@ -165,8 +169,8 @@ def crossed(function, x, gradient):
         return found
     if not y.requires_grad:
         raise AnswerError(
-            "the output: expected a tensor with a gradient, got one without\nlikely slip: a collective has no "
-            "derivative that autograd knows of: `torch.autograd.Function`'s `apply` has the one that you write"
+            "the output: expected a tensor that requires a gradient, got one that does not\nlikely slip: autograd "
+            "knows no derivative of a collective: write one in a `torch.autograd.Function` and call its `apply`"
         )
     with comm.record() as backward:
         try:
@@ -179,21 +183,21 @@ def crossed(function, x, gradient):
     for name, now, was in (("x", leaf.detach(), given[0]), ("the gradient that came in", gradient, given[1])):
         if not torch.equal(now, was):
             raise AnswerError(
-                f"{name}: expected it unchanged, got other values\nlikely slip: {name} was changed: it was summed in "
-                "place, and may be in use elsewhere; sum a copy"
+                f"{name}: expected the same values as before, got others\nlikely slip: {name} was summed in place, but "
+                "may be in use elsewhere: sum a copy"
             )
     return found | {"gradient": None if leaf.grad is None else leaf.grad.clone(), "backward": kinds(backward)}
 
 
 def summed_later(function, x, gradient):
-    """The gradient of x + function(x), whose two users are handed one gradient."""
+    """The gradient of x + function(x), whose two terms receive the same gradient tensor."""
     leaf = x.clone().requires_grad_()
     (leaf + function(leaf)).backward(gradient)
     return leaf.grad
 
 
 def expanded(function, x):
-    """The gradient of a sum: all of its elements are one in memory."""
+    """The gradient of a sum, all of whose elements share one place in memory."""
     leaf = x.clone().requires_grad_()
     function(leaf).sum().backward()
     return leaf.grad
@@ -205,7 +209,7 @@ def inputs_of_pair(t, variant):
 
 
 def in_other_order(x, rank):
-    """The same tensor; on odd ranks its memory is in the order of columns."""
+    """The same values; on odd ranks, they are stored column by column."""
     return x.t().contiguous().t() if rank % 2 else x
 
 
@@ -225,7 +229,7 @@ def observe_pair(answer, inputs):
 
 @check("13.2")
 def check_f_and_g(answer, variant):
-    """f copies forward and sums backward, g sums forward and copies backward, one all-reduce each, nothing in place."""
+    """f copies forward and sums backward; g sums forward and copies backward. Each runs one all-reduce, on a copy."""
     for t in dict.fromkeys((variant.ranks, 3)):
         inputs = inputs_of_pair(t, variant)
         x, gradients = (sum(each) for each in zip(*inputs, strict=True))
@@ -238,11 +242,11 @@ def check_f_and_g(answer, variant):
 
 def enter(f, x, gradient, gradients, message, t, rank):
     what = f"f on {t} ranks"
-    slip = "f copies forward: all ranks have the same x already"
+    slip = "f only copies in forward: all ranks already have the same x"
     if f["forward"] == message:
-        slip = "this sums forward and not backward, as g does: return f first, then g"
+        slip = "this sums in forward and not in backward, as g does: return f first, then g"
         if f["backward"]:
-            slip = "an all-reduce in both directions: forward there is nothing to add up"
+            slip = "this runs an all-reduce in both directions, but there is nothing to add up in forward"
     EXACT(f"{what}, its output", f["value"], x, rank=rank, slip=slip)
     EXACT(
         f"{what}, the gradient of x",
@@ -250,32 +254,32 @@ def enter(f, x, gradient, gradients, message, t, rank):
         gradients,
         rank=rank,
         slips={
-            "each rank's gradient is a summand: add them up": gradient,
-            "the summands are added up; a mean is for ranks that have different data": gradients / t,
-            "an input that every rank has the whole of does not get its gradient t times": t * gradients,
+            "each rank's gradient is a partial sum: add up the gradients of all ranks": gradient,
+            "partial sums are added up; a mean is for ranks that have different data": gradients / t,
+            "the gradients were added up t times; once is enough": t * gradients,
         },
     )
-    expect(f"{what}, messages forward", f["forward"], [], rank=rank, slip="nothing crosses forward")
-    slip = "one all-reduce of the gradient, `comm.all_reduce`"
+    expect(f"{what}, messages forward", f["forward"], [], rank=rank, slip="f sends nothing in forward")
+    slip = "f runs one all-reduce of the gradient, `comm.all_reduce`"
     expect(f"{what}, messages backward", f["backward"], message, rank=rank, slip=slip)
-    slip = "the gradient was summed in place, and the other user of it, x, has got that, too: sum a copy"
+    slip = "the gradient was summed in place, so x, which receives the same tensor directly, got the sum: sum a copy"
     EXACT(f"the gradient of x + f(x) on {t} ranks", f["later"], gradient + gradients, rank=rank, slip=slip)
-    slip = "the gradient of a sum is one element, seen many times: sum a contiguous copy of it"
-    EXACT(f"the gradient of x, of f(x).sum() on {t} ranks", f["expanded"], torch.full_like(x, t), rank=rank, slip=slip)
-    EXACT(f"{what}, a gradient in another order of memory", f["order"], gradients, rank=rank, slip=ORDER)
+    slip = "the gradient of a sum is a single element in memory, expanded: sum a contiguous copy of it"
+    EXACT(f"the gradient of x for f(x).sum() on {t} ranks", f["expanded"], torch.full_like(x, t), rank=rank, slip=slip)
+    EXACT(f"{what}, a gradient that is not contiguous", f["order"], gradients, rank=rank, slip=ORDER)
 
 
 ORDER = (
-    "a message is memory in its order, and a transposed tensor has another one than its shape says: "
-    "`clone(memory_format=torch.contiguous_format)`"
+    "a collective sends elements in the order of memory, which in a transposed tensor is not the order of its shape: "
+    "use `clone(memory_format=torch.contiguous_format)`"
 )
 
 
 def leave(g, x, mine, gradient, gradients, message, t, rank):
     what = f"g on {t} ranks"
     slips = {
-        "each rank's x is a summand: add them up": mine,
-        "the summands are added up; a mean divides by t": x / t,
+        "each rank's x is a partial sum: add up those of all ranks": mine,
+        "partial sums are added up; a mean also divides by t": x / t,
     }
     EXACT(f"{what}, its output", g["value"], x, rank=rank, slips=slips)
     EXACT(
@@ -284,14 +288,14 @@ def leave(g, x, mine, gradient, gradients, message, t, rank):
         gradient,
         rank=rank,
         slips={
-            "an all-reduce in both directions: all ranks go on with the same sum, so each has its whole gradient "
-            "already, and gets it t times": gradients,
-            "a summand's gradient is that of the sum: nothing is divided": gradient / t,
+            "this runs an all-reduce in both directions: all ranks continue with the same sum, so each already has "
+            "the complete gradient, and now has t times that": gradients,
+            "the gradient of a partial sum equals the gradient of the sum: do not divide it": gradient / t,
         },
     )
-    expect(f"{what}, messages forward", g["forward"], message, rank=rank, slip="one all-reduce of x")
-    expect(f"{what}, messages backward", g["backward"], [], rank=rank, slip="nothing crosses backward")
-    EXACT(f"{what}, an x in another order of memory", g["order"], x, rank=rank, slip=ORDER)
+    expect(f"{what}, messages forward", g["forward"], message, rank=rank, slip="g runs one all-reduce of x")
+    expect(f"{what}, messages backward", g["backward"], [], rank=rank, slip="g sends nothing in backward")
+    EXACT(f"{what}, an x that is not contiguous", g["order"], x, rank=rank, slip=ORDER)
     EXACT(f"{what}, under torch.no_grad()", g["without"], x, rank=rank)
 
 
@@ -338,7 +342,7 @@ def observe_mlp(answer, whole):
     if y.shape != whole[-1].shape:
         raise AnswerError(
             f"the output: expected {list(whole[-1].shape)}, got {list(y.shape)}\n"
-            "likely slip: the output is whole: the ranks' summands of all features, added up"
+            "likely slip: the output is whole, that is, the sum of the ranks' partial sums for all features"
         )
     with comm.record() as backward:
         y.backward(whole[-1])
@@ -348,7 +352,7 @@ def observe_mlp(answer, whole):
 
 @check("13.3")
 def check_mlp(answer, variant):
-    """One all-reduce forward, one backward; the output and all gradients are those of one process."""
+    """There is one all-reduce in forward and one in backward; output and gradients are those of one process."""
     for t, each in dict.fromkeys(((variant.ranks, 4), (variant.ranks, 0), (3, 0))):
         inner = each * t or 3 * t - 1  # even parts, then a short one
         whole = mlp_parts(inner, variant.seed + inner)
@@ -365,28 +369,29 @@ def compare_mlp(found, whole, t, rank):
     where = f"the MLP on {t} ranks"
     linear = F.linear(whole[0], whole[1], whole[2])
     slips = {
-        "the second bias was added on every rank before the sum, and is in it t times": wanted + (t - 1) * bias,
-        "this is this rank's summand of the output: g adds them up": mine + bias,
-        "and the second bias is missing, too; this is a summand: g adds them up": mine,
+        "every rank added the second bias before the sum, so it is in the sum t times": wanted + (t - 1) * bias,
+        "this is only this rank's partial sum of the output: g adds up those of all ranks": mine + bias,
+        "this is only a partial sum, which g has to add up; the second bias is missing, too": mine,
         "the second bias is missing": wanted - bias,
-        "each rank has its part of the first bias, and adds it to its part of the hidden features": F.linear(
+        "the first bias is missing: each rank adds its part of it to its part of the hidden features": F.linear(
             F.gelu(linear - whole[2]), whole[3], bias
         ),
         "the gelu is missing between the two products": F.linear(linear, whole[3], bias),
-        "this is the gelu's approximation by tanh: the model has the exact one": F.linear(
+        "this is the tanh approximation of gelu; the model uses the exact function": F.linear(
             F.gelu(linear, approximate="tanh"), whole[3], bias
         ),
     }
     EXACT(f"{where}, the output", y, wanted, rank=rank, slips=slips)
     slips = {
-        "g behind the second product is the only sum: the hidden features are parts, and stay where they are": [
+        "the only sum is that of g, after the second product; the hidden features stay on their rank": [
             *forward[:0],
             f"all_reduce of {y.numel() // HIDDEN * part(whole[1], 0, t, rank).shape[0] * ITEM} bytes",
             message,
         ],
         "nothing was added up": [],
     }
-    expect(f"{where}, messages forward", forward, [message], rank=rank, slips=slips, slip="one all-reduce")
+    slip = "forward needs exactly one all-reduce"
+    expect(f"{where}, messages forward", forward, [message], rank=rank, slips=slips, slip=slip)
     named = zip(("x", "up", "up_bias", "down", "down_bias"), gradients, range(5), strict=True)
     for name, got, number in named:
         right = wholes[number]
@@ -395,32 +400,31 @@ def compare_mlp(found, whole, t, rank):
         slips, slip = gradient_slips(name, right, alone[number], t)
         got = torch.zeros_like(right) if got is None else got
         EXACT(f"{where}, the gradient of {name}", got, right, rank=rank, slips=slips, slip=slip)
-    slip = "one all-reduce backward, f's, of the gradient of x"
+    slip = "backward needs one all-reduce, which f runs on the gradient of x"
     expect(f"{where}, messages backward", backward, [message], rank=rank, slip=slip)
-    expect(f"{where}, x and parameters unchanged", same, True, rank=rank, slip="they are read only")
+    expect(f"{where}, x and parameters unchanged", same, True, rank=rank, slip="do not change x or the parameters")
 
 
 def gradient_slips(name, right, summand, t):
-    slips = {f"the gradient comes back {t} times: f or g once too often": t * right}
+    slips = {f"the gradient is {t} times too large: f or g was applied once too often": t * right}
     if name == "x":
-        slips["this is this rank's summand: x goes into the first product through f"] = summand
+        slips["this is only this rank's partial sum: apply f to x before the first product"] = summand
     if name == "down_bias":
         slips = {
-            "a rank that does not add the bias has no gradient of it, and updates its copy otherwise than the others: "
-            "all add it, behind the sum": torch.zeros_like(right),
-            "t-th parts of the bias make the right sum, and a t-th of the gradient: add it whole, behind the sum": (
-                right / t
-            ),
-            "its gradient is whole on every rank already, and is not summed": t * right,
+            "a rank that does not add the bias has no gradient for it, and its copy drifts away from the others: "
+            "add the bias on every rank, after the sum": torch.zeros_like(right),
+            "adding 1/t of the bias on each rank gives the right sum, but only 1/t of the gradient: add the whole bias "
+            "after the sum": right / t,
+            "every rank already has the complete gradient of the bias, which must not be summed": t * right,
         }
-    return slips, "the output is right and the gradient is not: look where f stands"
+    return slips, "the output is right but the gradient is not: check where f is applied"
 
 
 # 13.4
 
 
 def losses_of(variant):
-    """By name, the ranks, logits and targets: even parts and short ones, and logits far from zero on one rank."""
+    """Ranks, name, logits and targets of each case: even parts, a short part, and logits far from zero."""
     for t in dict.fromkeys((variant.ranks, 3)):
         for name, classes, far, spread in (
             ("even parts", 4 * t, 0.0, t),
@@ -449,8 +453,8 @@ def observe_losses(answer, cases):
             if "index" not in str(error):
                 raise
             raise AnswerError(
-                f"{name}, rank {rank}: it raises {error}\nlikely slip: a token's target may be another rank's: count "
-                "it from `first`, look at column 0 where it is not here, and count that as 0"
+                f"{name}, rank {rank}: it raises {error}\nlikely slip: a token's target may be on another rank: "
+                "subtract `first` from it, read column 0 if the target is not on this rank, and replace that value by 0"
             ) from error
         if not (isinstance(loss, Tensor) and loss.requires_grad):
             raise AnswerError(f"expected the loss as a tensor with a gradient, got {describe(loss)}")
@@ -464,7 +468,7 @@ def observe_losses(answer, cases):
 
 @check("13.4")
 def check_cross_entropy(answer, variant):
-    """Loss and gradient of whole logits on every rank, for three numbers per token, with logits of any size."""
+    """Loss and gradient are those of whole logits, even for large ones, and only three numbers per token are sent."""
     cases = list(losses_of(variant))
     for t in dict.fromkeys(each[0] for each in cases):
         mine = [each[1:] for each in cases if each[0] == t]
@@ -484,18 +488,20 @@ def compare_loss(seen, case, t, rank):
     if gathered:
         raise AnswerError(
             f"rank {rank}, messages of {where}: expected all-reduces of three numbers per token, got {gathered[0]}\n"
-            "likely slip: logits are never gathered: they are the largest tensor of all"
+            "likely slip: logits must not be gathered, because they are the largest tensor of all"
         )
     slips = loss_slips(logits, targets, t, rank)
-    slip = "log of the sum of exp(x - m) over all classes, minus the target's x - m"
+    slip = "the loss is the log of the sum of exp(x - m) over all classes, minus the target's x - m"
     if not bool(torch.isfinite(loss).all()):
-        slip = "exp of a large logit is inf: subtract the token's maximum, over all ranks, first"
+        slip = "exp of a large logit is inf: first subtract the token's maximum over all ranks"
         if bool(loss.lt(0).all()):
-            slip = "all exponentials are 0: the ranks' maxima were added up; reduce them with `comm.MAX`"
+            slip = "all exponentials are 0, because the ranks' maxima were added up: reduce them with `comm.MAX`"
     EXACT(f"the loss, {where}", loss, right.detach(), rank=rank, slips=slips, slip=slip)
     numbers = len(targets) * ITEM
     slips = {
-        "the sum over my classes, or the target's logit, was not added up": [f"all_reduce of {numbers} bytes"] * 2,
+        "either the sum of exponentials or the target's logit was not summed over the ranks": (
+            [f"all_reduce of {numbers} bytes"] * 2
+        ),
     }
     sizes = [int(each.split()[2]) for each in forward if each.startswith("all_reduce")]
     if len(sizes) != len(forward) or sum(sizes) != 3 * numbers:
@@ -505,23 +511,21 @@ def compare_loss(seen, case, t, rank):
             [f"all_reduce of {numbers} bytes", f"all_reduce of {2 * numbers} bytes"],
             rank=rank,
             slips=slips,
-            slip="three numbers per token: a maximum first, then a sum and the target's logit",
+            slip="send three numbers per token: first a maximum, then a sum and the target's logit",
         )
     wanted = part(whole.grad, 1, t, rank)
     own = part(logits, 1, t, rank).softmax(1) * 3 / len(targets)
     hot = part(F.one_hot(targets, logits.shape[1]).double(), 1, t, rank) * 3 / len(targets)
     slips = {
-        "the gradient comes back t times: it must not be summed backward": t * wanted,
-        "softmax over this rank's classes alone: the sum in it is that of all ranks": own - hot,
-        "the target's logit has a gradient, too": wanted + hot,
-        "softmax is missing: the sum of exponentials went through a collective that autograd does not know; use g": (
-            -hot
-        ),
+        "the gradient is t times too large: it must not be summed in backward": t * wanted,
+        "this is the softmax over only this rank's classes; divide by the sum over all ranks": own - hot,
+        "the gradient of the target's logit is missing": wanted + hot,
+        "the softmax is missing: the sum of exponentials went through a collective without a derivative; use g": -hot,
     }
-    slip = "the maximum drops out of the loss, so it takes no part in backward: `detach()` it"
+    slip = "the maximum cancels in the loss, so it needs no gradient: `detach()` it"
     EXACT(f"the gradient of the logits, {where}", gradient, wanted, rank=rank, slips=slips, slip=slip)
-    expect(f"messages backward, {where}", backward, [], rank=rank, slip="nothing crosses backward: g copies")
-    expect(f"logits and targets unchanged, {where}", same, True, rank=rank, slip="logits are read only")
+    expect(f"messages backward, {where}", backward, [], rank=rank, slip="nothing is sent in backward: g copies")
+    expect(f"logits and targets unchanged, {where}", same, True, rank=rank, slip="do not change logits or targets")
 
 
 def loss_slips(logits, targets, t, rank):
@@ -540,17 +544,19 @@ def loss_slips(logits, targets, t, rank):
         F.pad(each - largest[:, None], (0, logits.shape[1])).gather(1, targets[:, None])[:, 0] for each in parts
     )
     slips = {
-        "the mean over the tokens was asked for": right.sum(),
-        "one number, the mean over the tokens, was asked for": right,
-        "each rank has subtracted its own maximum: exponentials can be added up if all subtract the same": (
+        "this is the sum over the tokens; return their mean": right.sum(),
+        "these are the losses of the tokens; return their mean, a single number": right,
+        "each rank has subtracted its own maximum: exponentials can be added up only if all subtract the same one": (
             sums.sum(0).log() - (wanted - theirs)
         ).mean(),
-        "the sum of exponentials is this rank's: add up all ranks'": (own.log() - (wanted - largest)).mean(),
-        "the maximum was subtracted in the sum, and not from the target's logit": (total.log() - wanted).mean(),
-        "a target that is another rank's counts 0 here: column 0 was counted in its place": (right - others).mean(),
-        "a target is counted from `first`": (total.log() - shift).mean(),
+        "the sum of exponentials is only this rank's: add up those of all ranks": (
+            own.log() - (wanted - largest)
+        ).mean(),
+        "the maximum was subtracted in the sum, but not from the target's logit": (total.log() - wanted).mean(),
+        "column 0 was counted on ranks that do not have the target; those ranks contribute 0": (right - others).mean(),
+        "the index of a target on this rank is relative to `first`": (total.log() - shift).mean(),
         "the target's logit is missing": total.log().mean(),
-        "the target's logit is missing on ranks that do not have it: add it up": (
+        "the target's logit is missing on ranks that do not have it: sum it over the ranks": (
             total.log() - (wanted - largest) * (owners == rank)
         ).mean(),
     }
@@ -561,7 +567,7 @@ def loss_slips(logits, targets, t, rank):
 
 
 def inputs_of_sequence(t, variant):
-    """Of each rank: a part [b, s / t, h], and a whole [b, s, h]."""
+    """For each rank: a part [b, s / t, h], and a whole tensor [b, s, h]."""
     b, s, h = 2, variant.size, 3
     return [
         (randn(b, s, h, seed=variant.seed, rank=r), randn(b, t * s, h, seed=variant.seed + 3, rank=r)) for r in range(t)
@@ -582,7 +588,7 @@ def observe_sequence(answer, inputs):
 
 @check("13.5")
 def check_sequence(answer, variant):
-    """f gathers the sequence and reduce-scatters its gradient, g the other way round, along dimension 1."""
+    """f gathers the sequence and reduce-scatters its gradient; g does the opposite. Both work along dimension 1."""
     for t in dict.fromkeys((variant.ranks, 3)):
         inputs = inputs_of_sequence(t, variant)
         parts, wholes = zip(*inputs, strict=True)
@@ -604,15 +610,15 @@ def check_sequence(answer, variant):
             EXACT(f"{what}, the gradient", g["gradient"], joined, rank=rank, slips=slips, slip=DIMENSION)
             expect(f"{what}, messages forward", g["forward"], scatter, rank=rank, slips=dear(bytes_of))
             expect(f"{what}, messages backward", g["backward"], gather, rank=rank, slips=dear(bytes_of))
-            EXACT(
-                f"{what}, an x in another order of memory", g["order"], part(total, 1, t, rank), rank=rank, slip=ORDER
-            )
+            EXACT(f"{what}, an x that is not contiguous", g["order"], part(total, 1, t, rank), rank=rank, slip=ORDER)
 
 
-DIMENSION = "the sequence is dimension 1; `movedim(1, 0)` and `.contiguous()` put it where collectives join and cut"
+DIMENSION = (
+    "the sequence is dimension 1; `movedim(1, 0)` and `.contiguous()` move it to where collectives join and split"
+)
 
 
-OWN = "of all ranks' tokens a rank keeps its own: the gradient of x has the shape of x"
+OWN = "a rank keeps only its own tokens: the gradient of x has the shape of x"
 
 
 def joining(parts):
@@ -620,15 +626,15 @@ def joining(parts):
     rows = torch.cat(parts)
     return {
         "the parts are joined along the batch: bring the sequence to the front before the gather": rows,
-        "the gathered buffer is [t, b, s / t, h]: a view of it as [b, s, h] mixes sequences": rows.view(whole.shape),
+        "the gathered buffer is [t, b, s / t, h]; viewing it as [b, s, h] mixes sequences": rows.view(whole.shape),
     }
 
 
 def alone(parts, rank):
     zeros = [each if r == rank else torch.zeros_like(each) for r, each in enumerate(parts)]
     return {
-        "every rank's x is a summand of all tokens: its gradient has the other ranks' tokens as well": torch.cat(
-            zeros, 1
+        "every rank's x contributes to the sums of all tokens, so its gradient covers the other ranks' tokens, too": (
+            torch.cat(zeros, 1)
         )
     }
 
@@ -639,11 +645,13 @@ def scattering(wholes, t, rank, name):
     size = flat.numel() // t
     mine = part(total, 1, t, rank)
     slips = {
-        f"this is this rank's own {name}, cut: the ranks' are summands, add them up": part(wholes[rank], 1, t, rank),
-        "the summands are added up; a mean divides by t": mine / t,
+        f"this is a part of only this rank's {name}, which is a partial sum: add up those of all ranks": (
+            part(wholes[rank], 1, t, rank)
+        ),
+        "partial sums are added up; a mean also divides by t": mine / t,
     }
     if size * t == flat.numel():
-        slips["cut through the batch: bring the sequence to the front before the reduce-scatter"] = flat[
+        slips["this splits the batch: bring the sequence to the front before the reduce-scatter"] = flat[
             rank * size : (rank + 1) * size
         ].view(mine.shape)
     return slips
@@ -651,8 +659,10 @@ def scattering(wholes, t, rank, name):
 
 def dear(size):
     return {
-        "an all-reduce and a part of it give the right values, for twice the bytes": [f"all_reduce of {size} bytes"],
-        "f and g are returned in this order": [],
+        "taking a part of an all-reduce gives the right values, but sends twice the bytes": [
+            f"all_reduce of {size} bytes"
+        ],
+        "return f first, then g": [],
     }
 
 
@@ -678,7 +688,7 @@ def observe_norm(answer, seed, size):
 
 @check("13.6")
 def check_norm(answer, variant):
-    """Each token by itself; gradients of weight and bias are those of all tokens, the same on every rank."""
+    """Each token is normalized independently; gradients of weight and bias cover all tokens on every rank."""
     seed, size = variant.seed, variant.size
     for t in dict.fromkeys((variant.ranks, 3)):
         seen = on_ranks(t, observe_norm, answer, seed, size)
@@ -686,27 +696,35 @@ def check_norm(answer, variant):
         for rank, (y, gradients, forward, backward) in enumerate(seen):
             what = f"the norm on {t} ranks"
             wanted, mine = own[rank]
-            expect(f"{what}, messages forward", forward, [], rank=rank, slip="a norm needs one token at a time")
-            EXACT(f"{what}, the output", y, wanted, rank=rank, slip="LayerNorm over the last dimension, eps 1e-5")
+            slip = "a norm treats each token independently, so forward needs no message"
+            expect(f"{what}, messages forward", forward, [], rank=rank, slip=slip)
+            slip = "apply LayerNorm over the last dimension, with eps 1e-5"
+            EXACT(f"{what}, the output", y, wanted, rank=rank, slip=slip)
             totals = [sum(each[1][number] for each in own) for number in range(3)]
-            slips = {"f on the tokens adds up gradients of different tokens: it belongs on the parameters": totals[0]}
+            slips = {
+                "f was applied to the tokens and added up gradients of different tokens: apply it to the parameters": (
+                    totals[0]
+                )
+            }
             EXACT(f"{what}, the gradient of its input", gradients[0], mine[0], rank=rank, slips=slips)
             for number, name in ((1, "weight"), (2, "bias")):
                 got = torch.zeros_like(totals[number]) if gradients[number] is None else gradients[number]
                 slips = {
-                    f"this rank's tokens alone: the ranks' gradients of the {name} are summands": mine[number],
-                    "the summands are added up; a mean divides by t": totals[number] / t,
-                    "f once too often: a sum of sums": t * totals[number],
-                    f"the {name} is a parameter of its own, and has a gradient": torch.zeros_like(got),
+                    f"this covers only this rank's tokens: the ranks' gradients of the {name} are partial sums": (
+                        mine[number]
+                    ),
+                    "partial sums are added up; a mean also divides by t": totals[number] / t,
+                    "f was applied once too often: this is a sum of sums": t * totals[number],
+                    f"the {name} is a parameter and needs a gradient": torch.zeros_like(got),
                 }
                 EXACT(f"{what}, the gradient of its {name}", got, totals[number], rank=rank, slips=slips)
             size_of = sum(int(each.split()[2]) for each in backward)
-            slip = "weight and bias are summed, and nothing else crosses"
+            slip = "the gradients of weight and bias are summed, and nothing else is sent"
             expect(f"{what}, bytes of messages backward", size_of, 2 * 5 * ITEM, rank=rank, slip=slip)
 
 
 def one_norm(seed, size, rank):
-    """Of a rank's tokens by themselves."""
+    """The output and the gradients of one rank's tokens alone."""
     x = randn(2, size, 5, seed=seed, rank=rank).requires_grad_()
     weight, bias = (randn(5, seed=seed + number).requires_grad_() for number in (11, 12))
     y = F.layer_norm(x, (5,), weight, bias)
@@ -719,7 +737,7 @@ def one_norm(seed, size, rank):
 
 @check("13.7")
 def check_crossing(answer, variant):
-    """Four all-reduces of activations against two gathers and a reduce-scatter of parameters."""
+    """Tensor parallelism sends four all-reduces of activations; FSDP, two gathers and a reduce-scatter."""
     rows = []
     for tokens, width, ranks, itemsize in (
         (variant.size * 10, 12, 2, 4),
@@ -742,7 +760,7 @@ def check_crossing(answer, variant):
             tokens, width, parameters, ranks, itemsize = setting
             where = f"{tokens} tokens, width {width}, {ranks} ranks, {itemsize} bytes per element"
             right = wanted_crossing(*setting)[number]
-            slip = always or "per block and step, what one rank sends by rings"
+            slip = always or "count the bytes that one rank sends per block and step, with ring collectives"
             expect(f"bytes that {name} sends, {where}", got[number], right, slip=slip)
 
 
@@ -758,26 +776,23 @@ def wanted_crossing(tokens, width, parameters, ranks, itemsize):
 def crossing_slips(tokens, width, parameters, ranks, itemsize):
     tensor_parallel, fsdp = wanted_crossing(tokens, width, parameters, ranks, itemsize)
     whole = 8.0 * tokens * width * itemsize, 3.0 * parameters * itemsize
-    factors = (
-        "factors of 2: attention and MLP, forward and backward, and an all-reduce that goes around the ring twice as "
-        "often as a gather"
-    )
+    factors = "factors of 2 (attention and MLP, forward and backward, and the two halves of an all-reduce)"
     return (
         {
-            f"8 is three {factors}; one is missing": tensor_parallel / 2,
-            f"8 is three {factors}; two are missing": tensor_parallel / 4,
-            "a rank sends (t - 1) / t of a tensor each time: one part is its own": whole[0],
+            f"8 is the product of three {factors}; one is missing": tensor_parallel / 2,
+            f"8 is the product of three {factors}; two are missing": tensor_parallel / 4,
+            "a rank sends (t - 1) / t of a tensor each time, because it already has one part": whole[0],
             "every rank works on all tokens: these are not data-parallel ranks": tensor_parallel / ranks,
-            "elements against bytes": tensor_parallel / itemsize,
-            "bytes of all ranks: one rank's were asked for": tensor_parallel * ranks,
-            "tensor parallelism first, then FSDP": fsdp,
+            "this is a number of elements, not of bytes": tensor_parallel / itemsize,
+            "these are the bytes of all ranks; return those of one rank": tensor_parallel * ranks,
+            "return tensor parallelism first, then FSDP": fsdp,
         },
         {
-            "gathered for forward and again for backward, and reduced once": fsdp * 2 / 3,
-            "a reduce-scatter of gradients is half an all-reduce": fsdp * 4 / 3,
-            "a rank sends (t - 1) / t of a tensor each time: one part is its own": whole[1],
-            "elements against bytes": fsdp / itemsize,
-            "parameters travel twice and gradients once": fsdp / 3,
-            "bytes of all ranks: one rank's were asked for": fsdp * ranks,
+            "parameters are gathered for forward and again for backward, and gradients are reduced once": fsdp * 2 / 3,
+            "gradients need only a reduce-scatter, which is half an all-reduce": fsdp * 4 / 3,
+            "a rank sends (t - 1) / t of a tensor each time, because it already has one part": whole[1],
+            "this is a number of elements, not of bytes": fsdp / itemsize,
+            "parameters are sent twice and gradients once": fsdp / 3,
+            "these are the bytes of all ranks; return those of one rank": fsdp * ranks,
         },
     )

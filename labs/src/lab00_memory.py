@@ -30,14 +30,14 @@
 # **You need** to know PyTorch on one device: modules, `backward` and optimizers. You need no
 # experience with distributed training.
 #
-# **Time** 50 minutes. **Ranks**: none; the lab runs in this process, on the CPU or on one GPU.
-# **Memory**: at most 9 MiB of tensors, as counted by the ledger.
+# **Time** 50 minutes. **Runs** in one process, on the CPU or on one GPU. **Memory** at most 9 MiB
+# of tensors, as counted by the ledger.
 #
 # **How a lab works.** An exercise is a cell with a function whose body is `...`: replace the dots
 # with your code. Until you do, the reference answer stands in, so that everything below runs. As
 # soon as you write an answer, it is checked in a separate process, and the cells below use it,
 # right or wrong. A failed check shows the expected result and a hint; `minifsdp lab hint 0.1` also
-# gives a hint. Each plot shows how many of the lab's functions are yours. Before a measurement, you
+# gives a hint. The grey line below a plot's title says whose answers it was made with. Before a measurement, you
 # are asked for a prediction: replace the dots with a number. A wrong prediction teaches you more
 # than no prediction.
 #
@@ -161,7 +161,7 @@ outcome(
 )
 
 # %% [markdown]
-# ### Measured: what each optimizer keeps (C3)
+# ### Measured: what each optimizer keeps
 #
 # Now for a whole model: a small version of the course's GPT, trained with torch's own optimizers.
 # `stages_of` runs the model's first training step and reads the ledger at the end of each stage;
@@ -282,7 +282,7 @@ def zero_stages(psi: int, ranks: int, k: int = 12, itemsize: int = 2) -> dict[st
 
 
 # %% [markdown]
-# ### Derived: 120, 31.4, 16.6, 1.9 GB (C2)
+# ### Derived: 120, 31.4, 16.6, 1.9 GB
 #
 # The cell compares your numbers with table 1 of the ZeRO paper, to one decimal, for every N in that
 # table. It also compares them with the course's own closed form, which predicts the measurements
@@ -417,7 +417,7 @@ class WrittenOutAdam(torch.optim.Optimizer):
 
 
 # %% [markdown]
-# ### Measured: when each tensor appears (C36)
+# ### Measured: when each tensor appears
 #
 # Your Adam and torch's get the same gradients for five steps; yours works on views of one long
 # tensor, as it will in lab 04. Then the ledger is read at the end of every stage of a first step.
@@ -521,7 +521,7 @@ with Ledger() as ledger, DEVICE:
 # (lab 05) is such a replacement.
 
 # %% [markdown]
-# ### Measured: 2 + 2 + 12 bytes (C1)
+# ### Measured: 2 + 2 + 12 bytes
 #
 # This is mixed precision as in the ZeRO paper: parameters and gradients are bfloat16, and your
 # `adam_step` updates a float32 copy of each parameter. The copies are allocated when the optimizer
@@ -694,7 +694,7 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
 
 
 # %% [markdown]
-# ### Measured: activations compared with model state (C35)
+# ### Measured: activations compared with model state
 #
 # The ledger gives a second opinion: it counts all memory that is alive after forward and belongs to
 # neither parameters nor gradients. Your counts for the first two batch sizes predict the counts for
@@ -801,36 +801,44 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 #
 # ## Questions
 #
-# <details><summary>A model of 1.5 billion parameters is trained with Adam in mixed precision. How
-# large is its model state? Why can a device of 32 GB still be too small?</summary>
+# **1. A model of 1.5 billion parameters is trained with Adam in mixed precision. How large is its
+# model state? Why can a device of 32 GB still be too small?**
+#
+# <details><summary>Answer</summary>
 #
 # 16 × 1.5 = 24 GB. At 1,024 tokens per sequence and a batch of 32, the ZeRO paper adds about 60 GB
 # of activations; temporaries, communication buffers and fragmentation are extra.
 # </details>
 #
-# <details><summary>The first step of a job succeeds and the second runs out of memory. What
-# changed in between?</summary>
+# **2. The first step of a job succeeds and the second runs out of memory. What changed in
+# between?**
+#
+# <details><summary>Answer</summary>
 #
 # The first `optimizer.step()` allocated the optimizer state, 8 bytes per element in float32. It
 # stays in memory during the second forward and backward.
 # </details>
 #
-# <details><summary>Under `torch.autocast`, the parameters stay float32 and operators cast them as
-# needed. How large is the model state with Adam?</summary>
+# **3. Under `torch.autocast`, the parameters stay float32 and operators cast them as needed. How
+# large is the model state with Adam?**
+#
+# <details><summary>Answer</summary>
 #
 # Parameters, gradients and state are all float32: 4 + 4 + 8 = 16 bytes per element again. The
 # bfloat16 casts, which are cached while autocast is on, are extra.
 # </details>
 #
-# <details><summary>How much does stage 1 of ZeRO save if the optimizer is SGD without
-# momentum?</summary>
+# **4. How much does stage 1 of ZeRO save if the optimizer is SGD without momentum?**
+#
+# <details><summary>Answer</summary>
 #
 # In float32 it saves nothing: K is 0, so there is no state to shard. In mixed precision, K is 4
 # because of the float32 copy, and stage 1 shards this copy.
 # </details>
 #
-# <details><summary>Half of a model's parameters are frozen (`requires_grad=False`). Which terms
-# shrink?</summary>
+# **5. Half of a model's parameters are frozen (`requires_grad=False`). Which terms shrink?**
+#
+# <details><summary>Answer</summary>
 #
 # The gradients and optimizer state of that half disappear: backward computes no gradients for
 # frozen parameters, and the optimizer keeps no state for a parameter without a gradient. The frozen

@@ -24,12 +24,11 @@
 # and all-reduce as the sequence of these two rings; count the bytes and the messages that a rank
 # sends in each operation; predict how long an operation takes on a link.
 #
-# | | |
-# |---|---|
-# | you need | tensors and autograd; lab 00 is not required |
-# | time | 90 minutes, in two sittings; the break is marked |
-# | runs on | CPU with gloo (default), or NCCL with one rank per GPU; 2 to 4 ranks |
-# | memory per rank | at most 12 MiB of tensors; a process takes 210 MiB: 13 of its own and 197 of shared torch code |
+# **You need** to know tensors and autograd; lab 00 is not required.
+#
+# **Time** 90 minutes, in two sittings; the break is marked. **Runs** on a laptop (gloo, 2 to 4
+# processes), or with NCCL and one rank per GPU. **Memory** at most 12 MiB of tensors per rank; a
+# process takes 210 MiB, 197 of them for torch's code, which the ranks share.
 #
 # An exercise is a cell with a function whose body is `...`. Until you replace these dots, the lab
 # uses the reference answer and prints a note. Your own answer is checked at once, and the cells
@@ -109,7 +108,7 @@ print("rows of ranks 0 to 3:", shares)
 outcome("1.1", max(shares), ranks=4, slips={"10 // 4 rows on every rank leaves two rows to nobody": 2})
 
 # %% [markdown]
-# ### Measured: equal parameters, different gradients (C40)
+# ### Measured: equal parameters, different gradients
 #
 # This is data parallelism in its smallest form: every rank builds the same model with the same
 # initial parameters, takes its rows, and computes a gradient. The parameters are equal, but the
@@ -445,7 +444,7 @@ print("sum of 1 + 2 + 3 + 4 on rank 0:", values[0], "  bytes sent by each rank:"
 outcome("1.5", sent[1], ranks=4)
 
 # %% [markdown]
-# ### Measured: the primitives and their results (C5)
+# ### Measured: the primitives and their results
 #
 # On four ranks, the cell runs the primitives that torch and NCCL provide. Rank r holds the number
 # r + 2 or, for an operation that works on parts, the vector (10 r, 10 r + 1, 10 r + 2, 10 r + 3).
@@ -609,7 +608,7 @@ print("equal to torch's on every rank:", all(same), "  bytes sent by each rank:"
 outcome("1.7", sent[0], ranks=4)
 
 # %% [markdown]
-# ### Measured: a gather and a broadcast move more bytes than the ring (C39)
+# ### Measured: a gather and a broadcast move more bytes than the ring
 #
 # An all-gather can also be built from a gather and a broadcast: every rank sends its shard to rank
 # 0, and rank 0 broadcasts the whole tensor. The result is correct. Let S be the number of bytes of
@@ -714,7 +713,7 @@ print("equal to torch's on every rank:", all(same), "  bytes sent by each rank:"
 outcome("1.8", sent[0], ranks=4, slips={"the padding travels too: 12 elements, not 10": 60})
 
 # %% [markdown]
-# ### Measured: an all-reduce is a reduce-scatter and an all-gather, and a rank sends 2 (N - 1) / N of the data (C5)
+# ### Measured: an all-reduce is a reduce-scatter and an all-gather, and a rank sends 2 (N - 1) / N of the data
 #
 # Remember this factor: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm in
 # which only the ranks add sends less. If the switches add as well (SHARP on InfiniBand, NVLS on
@@ -865,7 +864,7 @@ plots.stages(
 # %% [markdown]
 # ## Links
 #
-# ### Measured: the cost of a message on different links (C38)
+# ### Measured: the cost of a message on different links
 #
 # A link has a latency α and a bandwidth β, and a message of n bytes takes about α + n / β. At n = α
 # β, the latency accounts for half of that time; shorter messages waste most of the link's
@@ -923,7 +922,7 @@ for name, (latency, bandwidth) in LINKS.items():
         assert took[name, size] > 0.99 * predicted * SLOWER
 
 # %% [markdown]
-# ### Measured: few, large and even messages are the fastest (C6)
+# ### Measured: few, large and even messages are the fastest
 #
 # Every message costs α. That is why NCCL uses trees for small tensors, why DDP collects gradients
 # in buckets, and why FSDP collects parameters in flat parameters. The FSDP paper (figure 2) gathers
@@ -1094,7 +1093,7 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 # ## What is still missing
 #
 # You can now average the gradients of a model with one all-reduce per parameter. But a model has
-# hundreds of parameters, most of them small, and C6 shows the cost of small messages. Also, all
+# hundreds of parameters, most of them small, and small messages are expensive, as measured above. Also, all
 # reductions wait for the end of backward, although 1.3 shows that they need not. Lab 02 solves both
 # problems: it collects gradients in buckets, and it reduces the buckets during backward.
 #
@@ -1110,15 +1109,18 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 #
 # ## Questions
 #
-# <details><summary>How much does one GPU send in a ring all-reduce of 1 GiB, over 8 GPUs and over
-# 64?</summary>
+# **1. How much does one GPU send in a ring all-reduce of 1 GiB, over 8 GPUs and over 64?**
+#
+# <details><summary>Answer</summary>
 #
 # 2 x 7/8 = 1.75 GiB in 14 messages, and 2 x 63/64 = 1.97 GiB in 126 messages. The number of bytes
 # hardly grows. The number of messages grows with N, and so does the share of latency in the total
 # time, because each message is smaller: 16 MiB instead of 128 MiB.
 # </details>
 #
-# <details><summary>When is the tree better than the ring?</summary>
+# **2. When is the tree better than the ring?**
+#
+# <details><summary>Answer</summary>
 #
 # The tree is better when n is small. A reduce and a broadcast as trees take 2 log2 N (α + n / β),
 # and the ring takes 2 (N - 1) (α + n / (N β)). For n → 0, these become 2 log2 N and 2 (N - 1)
@@ -1126,20 +1128,26 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 # lose little bandwidth on large tensors.
 # </details>
 #
-# <details><summary>Your job hangs, and the timeout message names ranks 0 to 6 of 8, all in the same
-# all-reduce. Where do you look?</summary>
+# **3. Your job hangs, and the timeout message names ranks 0 to 6 of 8, all in the same all-reduce.
+# Where do you look?**
+#
+# <details><summary>Answer</summary>
 #
 # Look at rank 7: it did not call the all-reduce. It has finished, has raised an exception, or is
 # waiting somewhere else.
 # </details>
 #
-# <details><summary>The loss of a data-parallel run diverges unless the learning rate is divided by
-# the number of GPUs. What is the likely mistake?</summary>
+# **4. The loss of a data-parallel run diverges unless the learning rate is divided by the number of
+# GPUs. What is the likely mistake?**
+#
+# <details><summary>Answer</summary>
 #
 # The gradients are summed instead of averaged, so the step is N times too large.
 # </details>
 #
-# <details><summary>Why may the output of a reduce-scatter be chunk r of its own input?</summary>
+# **5. Why may the output of a reduce-scatter be chunk r of its own input?**
+#
+# <details><summary>Answer</summary>
 #
 # Rank r reads its chunk r only in the last step, just before it writes the complete sum. ZeRO and
 # FSDP use this to save a buffer.

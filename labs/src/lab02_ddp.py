@@ -34,8 +34,8 @@
 # groups, all-reduce and `wait()`.
 #
 # **Time** 75 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL,
-# one rank per GPU). **Memory**: at most 4 MiB of tensors on a rank (measured at the end). A process
-# has about 270 MiB resident, most of which is torch's code, which the ranks share.
+# one rank per GPU). **Memory** at most 4 MiB of tensors per rank (measured at the end); a process
+# takes about 270 MiB, most of them for torch's code, which the ranks share.
 
 # %% tags=["setup"]
 # set-up
@@ -54,7 +54,7 @@ from minifsdp.private import at_end_of_backward
 RANKS, ROWS, CONTEXT = 2, 8, 32  # N; rows per global batch; tokens per row
 
 # %% [markdown]
-# ## What hurts now
+# ## Two devices, two different models
 #
 # Two devices that each take half of the rows need half the time for a batch. But they compute two
 # different gradients, and after the first step they hold two different models.
@@ -114,7 +114,7 @@ def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# ### Measured: equal parameters, different data, different gradients (C40)
+# ### Measured: equal parameters, different data, different gradients
 #
 # After the broadcast, both ranks hold the same parameters. Their rows differ, so their gradients
 # differ. Each rank's loss is the mean over its rows, and all ranks have the same number of rows.
@@ -230,7 +230,7 @@ def close(mine: list[float], theirs: list[float]) -> bool:
 
 
 # %% [markdown]
-# ### Measured: the loss of one process (C7)
+# ### Measured: the loss of one process
 #
 # The cell prints the mean of the ranks' losses at each step next to the loss of one process that
 # sees all rows. Equal parameters, gradients and optimizers produce equal steps, so the copies never
@@ -282,11 +282,13 @@ print(brief(events_1))
 print(f"{len(calls_1)} all-reduces, {sum(call.payload for call in calls_1):,} bytes together")
 
 # %% [markdown]
-# ### Measured: every rank holds the whole model state (C7)
+# ### Measured: every rank holds the whole model state
 #
-# The ledger counts the exact bytes at the end of each stage of a step. The prediction is 4Ψ each
-# for parameters and gradients, and 8Ψ for AdamW plus a step counter of 4 bytes per tensor. The
-# values for one process are drawn in grey.
+# The *ledger* is the course's instrument for memory (lab 00). It records every block of memory that
+# an operator returns, and counts the block under a tag for its purpose until it is freed. Here it
+# counts the bytes at the end of each stage of a step. Let Ψ be the number of elements in all
+# parameters. The prediction is 4Ψ bytes each for parameters and gradients, and 8Ψ for AdamW plus a
+# step counter of 4 bytes per tensor. The values for one process are drawn in grey.
 
 
 # %% tags=["C7"]
@@ -339,7 +341,7 @@ plots.stages(
 )
 
 # %% [markdown]
-# ### Measured: a sum instead of a mean (C40)
+# ### Measured: a sum instead of a mean
 #
 # Here the hook deliberately sums without dividing. How much longer is the first step than it is
 # with the mean?
@@ -652,7 +654,7 @@ print(brief(events_2))
 assert staging == max(bucket_bytes), f"{staging:,} bytes on top of the gradients, the largest bucket has less"
 
 # %% [markdown]
-# ### Measured: buckets save latency (C7)
+# ### Measured: buckets save latency
 #
 # Both rungs move the same number of bytes. The link is emulated, with a latency of 1 ms and 25 MB/s
 # per direction, which is slow enough to matter for a model that fits on a laptop. A message of
@@ -727,7 +729,7 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 # | `missing` | per bucket, the number of gradients still missing in this backward |
 # | `in_flight` | results of `start` for the buckets 0, 1, ... launched in this backward |
 # | `sync` | whether this backward communicates; if False, the hook returns immediately |
-# | `start` | `start(bucket)` copies the gradients in, launches the all-reduce, and returns a buffer and a handle |
+# | `start` | `start(bucket)` copies gradients into a buffer, launches the all-reduce, returns buffer and handle |
 # | `finish` | `finish()` finishes every bucket in flight, then resets `missing` and `in_flight` |
 #
 # Autograd's engine has a queue of functions that run after all gradients are computed and before
@@ -792,7 +794,7 @@ def rung_3(model: nn.Module) -> Callable[[], None]:
 
 
 # %% [markdown]
-# ### Measured: reductions leave before backward has ended (C7)
+# ### Measured: reductions leave before backward has ended
 #
 # The cell prints the events of one step of each rung, in order and with the letters from above: `g`
 # gradient, `i` issue, `w` wait, `|` backward has returned. Rung 1 also issues its messages early,
@@ -824,7 +826,7 @@ assert seen[0][1] == seen[1][1]
 # first bucket, so that it leaves early, and 25 MiB for the others.
 #
 # The next figure shows one step of each rung over time, on rank 0 and on the emulated link. The
-# batch has more rows here, so that there is enough compute to hide the messages behind.
+# batch has more rows here, so that backward is long enough to hide a part of the messages.
 
 
 # %% tags=["C7", "nbval-ignore-output"]
@@ -953,7 +955,10 @@ assert all(all(each.values()) for each in same)
 # decides whether a backward communicates, and your hook reads this flag.
 #
 # When your function returns, `.grad` is the gradient of the *mean* loss over all micro-batches and
-# ranks, and `reducer.sync` is True again. How much data is all-reduced in a step of k = 4
+# ranks, and `reducer.sync` is True again.
+#
+# The bytes that the program passes to an all-reduce are its *payload*; the bytes that a rank then
+# puts on the wire depend on the algorithm, as above. What is the payload of a step of k = 4
 # micro-batches?
 
 # %%
@@ -1143,8 +1148,10 @@ print("sum each time, divided by N at last:", sums)
 #
 # ## Questions
 #
-# <details><summary>1. Rank 1's data loader has one batch fewer than rank 0's. What happens, and
-# what are three ways to fix it?</summary>
+# **1. Rank 1's data loader has one batch fewer than rank 0's. What happens, and what are three ways
+# to fix it?**
+#
+# <details><summary>Answer</summary>
 #
 # Rank 0 waits in the first all-reduce of its last backward until the timeout. There are three
 # fixes. Drop the last batch, with a sampler that gives all ranks the same number of batches. Let
@@ -1153,8 +1160,10 @@ print("sum each time, divided by N at last:", sums)
 # divide by the number of ranks that still have data.
 # </details>
 #
-# <details><summary>2. The rows are padded sentences and the loss is the mean over real tokens. Is
-# the mean of the ranks' gradients still the gradient of the whole batch?</summary>
+# **2. The rows are padded sentences and the loss is the mean over real tokens. Is the mean of the
+# ranks' gradients still the gradient of the whole batch?**
+#
+# <details><summary>Answer</summary>
 #
 # No. It is a mean of means: a rank with few real tokens counts as much as a rank with many. Divide
 # the summed loss by the number of real tokens on all ranks (one more all-reduce, of one number),
@@ -1162,22 +1171,28 @@ print("sum each time, divided by N at last:", sums)
 # 2.6.
 # </details>
 #
-# <details><summary>3. Why are buckets not simply as large as possible?</summary>
+# **3. Why are buckets not simply as large as possible?**
+#
+# <details><summary>Answer</summary>
 #
 # A single bucket leaves with the last gradient, so there is only one latency, but no overlap.
 # Buckets of one parameter leave as early as possible, but each pays a latency. The best size lies
 # in between and grows with the latency and with N; 25 MiB is torch's guess.
 # </details>
 #
-# <details><summary>4. Is it enough to put only the backward inside `with ddp.no_sync():`?</summary>
+# **4. Is it enough to put only the backward inside `with ddp.no_sync():`?**
+#
+# <details><summary>Answer</summary>
 #
 # Not in torch. `DistributedDataParallel.forward` decides whether the following backward reduces, so
 # the forward must be inside too. A forward outside the `with` block is the usual reason why
 # `no_sync` seems to have no effect.
 # </details>
 #
-# <details><summary>5. gloo's all-reduce blocks the host in `wait()`, whereas NCCL's does not. What
-# does rung 3's `finish` do on a GPU?</summary>
+# **5. gloo's all-reduce blocks the host in `wait()`, whereas NCCL's does not. What does rung 3's
+# `finish` do on a GPU?**
+#
+# <details><summary>Answer</summary>
 #
 # `wait()` makes the compute stream wait for the communication stream, and the host runs ahead. It
 # issues the copies back and the optimizer's kernels, which start when the reductions have ended. So

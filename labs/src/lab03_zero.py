@@ -30,10 +30,9 @@
 #
 # **You need** lab 01 (reduce-scatter, all-gather) and lab 02 (buckets, hooks on gradients).
 #
-# **Time** 70 minutes. **Runs** with gloo on a laptop (2 and 4 processes), or with NCCL and one rank
-# per GPU; with a single GPU, it runs with gloo. **Memory per rank**: 12 MiB of tensors (measured
-# below), or about 25 MiB for the larger batch of the timeline, plus the memory of a process that
-# has imported torch.
+# **Time** 70 minutes. **Runs** on a laptop or on one GPU (gloo, 2 and 4 processes), or on a GPU
+# node (NCCL, one rank per GPU). **Memory** 12 MiB of tensors per rank (measured below), 25 MiB for
+# the larger batch of the timeline; a process takes a few hundred MiB, mostly for torch itself.
 #
 # Ψ is the total number of parameter elements, and N is the number of ranks. Everything is float32,
 # so an element takes 4 bytes, and Adam's two moments take 8 bytes per element.
@@ -408,8 +407,8 @@ outcome("3.4", round(zero1[0]["sent"] / ddp[0]["sent"], 2), slips={"the paramete
 # ### Measured: the state of a rank under ZeRO-1
 #
 # The prediction is `closed_form.zero1`: 4Ψ + 4Ψ + 8Ψ/N, including padding and step counts. The grey
-# bars show DDP. The line under a plot's title says how many of the lab's five functions are yours
-# so far.
+# bars show DDP. The grey line below a plot's title says whose answers the plot was made with, the
+# reference's or yours.
 
 
 # %%
@@ -686,7 +685,7 @@ for name, (messages, gradients) in launch(accumulate_four, 2, BATCHES)[0].items(
     print(f"{name}: {messages:2} reduce-scatters, {gradients:,} bytes of gradients")
 
 # %% [markdown]
-# ## Measured: what each stage holds and sends (C8)
+# ## Measured: what each stage holds and sends
 #
 # The table shows the model state of a rank after backward and the bytes that it sends per step with
 # the ring algorithm, for N = 2. Below each measurement are the closed form and the paper's value,
@@ -1039,37 +1038,46 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 #
 # ## Questions
 #
-# <details><summary>Why does ZeRO shard the update and not, say, a LayerNorm?</summary>
+# **1. Why does ZeRO shard the update and not, say, a LayerNorm?**
+#
+# <details><summary>Answer</summary>
 #
 # Adam, SGD and most other optimizers treat each element individually, so any cut gives the same
 # result. LayerNorm needs all elements of a row. An optimizer over whole matrices, such as Muon or
 # Shampoo, cannot work on arbitrary shards either.
 # </details>
 #
-# <details><summary>Take mixed precision: bf16 parameters and gradients, a float32 master copy and
-# Adam. How much memory per rank remains in each stage, for large N?</summary>
+# **2. Take mixed precision: bf16 parameters and gradients, a float32 master copy and Adam. How much
+# memory per rank remains in each stage, for large N?**
+#
+# <details><summary>Answer</summary>
 #
 # With DDP, it is 2Ψ + 2Ψ + 12Ψ = 16Ψ. The master copy belongs to the optimizer state, so stage 1
 # leaves 4Ψ, stage 2 leaves 2Ψ, and in stage 3 everything shrinks with N.
 # </details>
 #
-# <details><summary>Could ZeRO-1 start its gathers before all buckets are updated?</summary>
+# **3. Could ZeRO-1 start its gathers before all buckets are updated?**
+#
+# <details><summary>Answer</summary>
 #
 # Yes: bucket b can be gathered as soon as its shard has been updated, while the next shards are
 # being updated. The gathers could even continue during the next forward, if each layer waits for
 # its own gather. Only the update and the gather of the same bucket must not overlap.
 # </details>
 #
-# <details><summary>With accumulation over 8 micro-batches, how much does ZeRO-2 send compared with
-# ZeRO-1?</summary>
+# **4. With accumulation over 8 micro-batches, how much does ZeRO-2 send compared with ZeRO-1?**
+#
+# <details><summary>Answer</summary>
 #
 # ZeRO-2 needs 8 reduce-scatters and 1 all-gather of 4Ψ bytes, and ZeRO-1 needs 1 of each. So ZeRO-2
 # sends 9 / 2 = 4.5 times as much. This is why pipeline parallelism, which depends on micro-batches,
 # is combined with stage 1.
 # </details>
 #
-# <details><summary>Why does the embedding's bucket come last, and what would happen if backward
-# computed its gradient first?</summary>
+# **5. Why does the embedding's bucket come last, and what would happen if backward computed its
+# gradient first?**
+#
+# <details><summary>Answer</summary>
 #
 # Buckets fill in the reverse order of the parameters, which is roughly the order in which backward
 # computes their gradients. A gradient that is computed early waits in `.grad` until its bucket is

@@ -10,7 +10,7 @@
 # %% [markdown]
 # # Lab 04: the flat parameter
 #
-# **You will be able to** derive on paper, from a list of parameters, the shards of N ranks: the
+# **Afterwards you can** derive on paper, from a list of parameters, the shards of N ranks: the
 # amount and the position of the padding, the ranks that hold a given bias, and the memory cost of
 # building a unit's flat parameter. You will also be able to read torch's `FlatParamHandle`.
 #
@@ -21,9 +21,9 @@
 #
 # **You need** labs 01 (collectives) and 03 (shards of optimizer state).
 #
-# **Time** 60 minutes. **Runs** on a laptop (gloo), on one GPU, or with NCCL and one rank per GPU,
-# on up to 4 ranks. Each rank needs at most 0.4 MiB for parameters and buffers (measured below),
-# plus the memory of a Python process that has imported torch.
+# **Time** 60 minutes. **Runs** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU node
+# (NCCL, one rank per GPU). **Memory** at most 0.4 MiB of parameters and buffers per rank (measured
+# below); a process takes a few hundred MiB, mostly for torch itself.
 
 # %% tags=["setup"]
 # set-up
@@ -104,7 +104,7 @@ def gather_three_ways(widths: list[int]) -> dict[str, tuple[int, int]]:
 
 
 # %% [markdown]
-# ### Measured: even shards need one message, uneven shards a broadcast from each rank (C6)
+# ### Measured: even shards need one message, uneven shards a broadcast from each rank
 #
 # An all-gather takes equal shards from all ranks; this is part of its contract. How does gloo
 # respond to a shorter last shard? Uneven shards need a broadcast from each rank in turn. torch's
@@ -146,7 +146,7 @@ print(f"expected: 48, 12, 1 messages; one all-gather of {padded:,} bytes sends 3
 # all-gather, it passes on (N-1)/N of it.)
 
 # %% [markdown]
-# ### Measured: the same bytes in fewer messages (C6)
+# ### Measured: the same bytes in fewer messages
 #
 # On a link, every message costs a latency and every byte costs a certain time. The processes here
 # run on one machine, so an emulated link carries the messages, with a latency of 2 ms and a
@@ -313,7 +313,7 @@ def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
 
 
 # %% [markdown]
-# ### Measured: padding is at most N - 1 elements (C10)
+# ### Measured: padding is at most N - 1 elements
 #
 # Below, the elements of the weight are marked 1 and those of the bias 2. Your function cuts the
 # marked tensor, and the drawing shows the positions of the marks.
@@ -575,7 +575,7 @@ def shard_bounds(sizes: list[int], index: int, rank: int, ranks: int) -> tuple[i
 
 
 # %% [markdown]
-# ### Measured: every offset over 16 ranks (C10)
+# ### Measured: every offset over 16 ranks
 
 # %% tags=["C10"]
 layers = {"layer0.weight": 60, "layer0.bias": 10, "layer3.weight": 132, "layer3.bias": 11}
@@ -816,7 +816,7 @@ def assign_units(model: nn.Module, inner: list[nn.Module], ranks: int) -> list[d
 
 
 # %% [markdown]
-# ### Measured: the units of a wrapped model (C9)
+# ### Measured: the units of a wrapped model
 #
 # On four ranks, the cell wraps the six layers with `FullyShardedDataParallel`, by hand and from the
 # inside out. The drawing shows the layouts of the wrapped model; your layouts must be equal to
@@ -882,7 +882,7 @@ plots.units(
 # its parameters are gathered together and freed together.
 
 # %% [markdown]
-# ### Break it: a tie between two units, mixed dtypes, frozen next to trainable parameters (C9)
+# ### Break it: a tie between two units, mixed dtypes, frozen next to trainable parameters
 #
 # In three cases a flat parameter is impossible, and `minifsdp` raises an error. The last two
 # messages begin with torch's own words; torch, however, does not name the parameters. Mixed dtypes
@@ -996,40 +996,46 @@ plots.curve(
 #
 # ## Questions
 #
-# <details><summary>At most how many bytes does padding cost for a model of 80 units in bfloat16 on
-# 512 ranks?</summary>
+# **1. At most how many bytes does padding cost for a model of 80 units in bfloat16 on 512 ranks?**
 #
-# Each unit has at most 511 elements of padding, so padding costs at most 80 x 511 x 2 = 81,760
-# bytes over all ranks together. This price for even shards is negligible. With padding per
-# parameter, or with units of a few hundred elements, it would not be.
+# <details><summary>Answer</summary>
+#
+# Each unit has at most 511 elements of padding, so padding costs at most 80 x 511 x 2 = 81,760 bytes over all ranks
+# together. This price for even shards is negligible. With padding per parameter, or with units of a few hundred
+# elements, it would not be.
 # </details>
 #
-# <details><summary>Why must padding be zero, if no parameter contains it?</summary>
+# **2. Why must padding be zero, if no parameter contains it?**
 #
-# Other code reads the padding: a gradient norm over the shard adds its square, a scaler searches it
-# for infinities, and the reduction adds it over all ranks. A nan in the padding makes the norm nan,
-# and clipping then makes every gradient nan.
+# <details><summary>Answer</summary>
+#
+# Other code reads the padding: a gradient norm over the shard adds its square, a scaler searches it for infinities, and
+# the reduction adds it over all ranks. A nan in the padding makes the norm nan, and clipping then makes every gradient
+# nan.
 # </details>
 #
-# <details><summary>What does <code>model.half()</code> break, if parameters are views as in 4.2?</summary>
+# **3. What does `model.half()` break, if parameters are views as in 4.2?**
 #
-# `half` sets `p.data` to new tensors: the parameters leave the buffer, the buffer stays float32,
-# and a gather writes to memory that no module reads. Cast before flattening, or let FSDP's mixed
-# precision cast the shard for the gather.
+# <details><summary>Answer</summary>
+#
+# `half` sets `p.data` to new tensors: the parameters leave the buffer, the buffer stays float32, and a gather writes to
+# memory that no module reads. Cast before flattening, or let FSDP's mixed precision cast the shard for the gather.
 # </details>
 #
-# <details><summary>With 16 ranks and a unit of 10 elements, what do ranks 10 to 15 hold?</summary>
+# **4. With 16 ranks and a unit of 10 elements, what do ranks 10 to 15 hold?**
 #
-# They hold one zero each. A shard has ceil(10 / 16) = 1 element, and the padding of 6 elements
-# fills six whole shards. `torch.chunk` alone would return ten chunks and none for these ranks, so
-# the all-gather would fail.
+# <details><summary>Answer</summary>
+#
+# They hold one zero each. A shard has ceil(10 / 16) = 1 element, and the padding of 6 elements fills six whole shards.
+# `torch.chunk` alone would return ten chunks and none for these ranks, so the all-gather would fail.
 # </details>
 #
-# <details><summary>Why does the root unit hold layers 0 and 3, and not 0 and 1?</summary>
+# **5. Why does the root unit hold layers 0 and 3, and not 0 and 1?**
 #
-# Layers 1 and 2 were wrapped, and the root unit holds the remaining layers. The root is the only
-# unit whose layers need not be neighbours. It stays gathered from the beginning of forward to the
-# end of backward (lab 05), so keep it small.
+# <details><summary>Answer</summary>
+#
+# Layers 1 and 2 were wrapped, and the root unit holds the remaining layers. The root is the only unit whose layers need
+# not be neighbours. It stays gathered from the beginning of forward to the end of backward (lab 05), so keep it small.
 # </details>
 #
 # ## Further reading

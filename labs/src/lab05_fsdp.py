@@ -33,8 +33,8 @@
 # (the flat parameter).
 #
 # **Time** 95 minutes. **Runs** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU node
-# (NCCL, one rank per GPU). **Memory**: the tensors of a rank take at most 18 MiB (measured below).
-# Its process takes a few hundred MiB, most of which is torch.
+# (NCCL, one rank per GPU). **Memory** at most 18 MiB of tensors per rank (measured below); a
+# process takes a few hundred MiB, mostly for torch itself.
 
 # %% tags=["setup"]
 # set-up
@@ -67,7 +67,7 @@ signature, _, body = inspect.getsource(shard).split('"""')
 print(signature.rstrip() + body)
 
 # %% [markdown]
-# ## What hurts now
+# ## One unit per block, and a root
 #
 # The model of this lab is the course's GPT with odd sizes, so that nothing divides evenly. Each
 # block becomes a unit. The parameters outside the blocks (embeddings, the last norm, the head) form
@@ -147,7 +147,7 @@ def watch(module: nn.Module, record: Callable[[str], None]) -> None:
 
     Args:
         module: a module that returns one tensor; it may run several times per forward, or under
-            `torch.no_grad()`.
+            `torch.no_grad()`, where its output cannot carry a hook (`output.requires_grad` is False).
         record: call it with "pre-forward" and "post-forward" at each call, with "output gradient"
             for each output that receives a gradient, with "gradient of NAME" once NAME's gradient is
             in its `.grad` (NAME as in `module.named_parameters()`), and with "end of backward"
@@ -201,8 +201,9 @@ print(f"{seen[0]} of {len(SIZES.parameters)} parameters have their gradient when
 #
 # A tensor describes a *storage* by its shape and strides. Its views share the storage, and so do
 # the tensors that autograd saves for backward. `untyped_storage().resize_(0)` frees the bytes under
-# all of them. `device.free` does just that (plus `record_stream` on a GPU), and `device.allocate`
-# allocates the bytes again.
+# all of them. `device.free` does just that, and `device.allocate` allocates the bytes again. (On a
+# GPU, `device.free` first calls `record_stream`: the bytes may be allocated again only after the
+# kernels already queued on the current stream have run. Lab 06 explains it.)
 
 
 # %% tags=["shown"]
@@ -523,7 +524,7 @@ def shard_model(model: nn.Module, pieces: Pieces, blocks: list[nn.Module] | None
 #   it is a unit like the others: its backward ends with the gradient of its last leaf.
 # - **The parameters are freed before the gradient is reduced.** A common mistake is the order
 #   "gather, compute, reduce-scatter, free" in backward. The reduction reads only the gradient, so
-#   in this order, the parameters would occupy memory while the wire is busy. torch also frees first
+#   in this order, the parameters would occupy memory while the link is busy. torch also frees first
 #   (`_post_backward_hook` in `torch/distributed/fsdp/_runtime_utils.py` calls
 #   `_post_backward_reshard`, then `_reduce_grad`).
 # - A forward under `torch.no_grad()` has no backward, so all units are freed after it, including
@@ -548,7 +549,8 @@ def attach(module: nn.Module, unit: LabUnit) -> None:
     Gather a unit before its forward, unless it is whole. Free it afterwards, unless it is the root
     and a backward follows (in this case the output requires a gradient). Gather it before its
     backward, unless it is whole. After the last gradient of its leaves, free it and then reduce its
-    gradient. Do this exactly once in every step: count the leaves afresh each time.
+    gradient, exactly once in every step: reset the count of leaves when the last gradient has arrived,
+    so that the next backward counts all of them again.
     """
     ...
 
@@ -610,7 +612,7 @@ for number in range(5):
 assert all(abs(a - b) < 1e-4 for a, b in zip(alone, ours, strict=True)), "it does not train like one process"
 
 # %% [markdown]
-# ### Measured: gathered twice, freed twice, reduce-scattered (C11)
+# ### Measured: gathered twice, freed twice, reduce-scattered
 #
 # The cell prints the events that your hooks record in one step, and counts the collectives.
 
@@ -683,7 +685,7 @@ show("One step of your FSDP", f"GPT of {psi:,} parameters on {RANKS} ranks.", {"
 # rank has *different* gradients for the same elements, so they must be reduced. A rank keeps only a
 # shard of the result, so the reduction is a reduce-scatter.
 #
-# ### Measured: still data parallelism (C13)
+# ### Measured: still data parallelism
 #
 # FSDP shards *storage*. A rank computes on its own rows with whole parameters, as in DDP; no matrix
 # product is split. In tensor parallelism, every rank would keep a shard of the weight and compute
@@ -778,7 +780,7 @@ print(f"equal to one process within 1e-5 of the largest gradient: {close}")
 assert close, f"not one process's gradients; {why}"
 
 # %% [markdown]
-# ### Measured: a rank never holds the whole model, even at its peak (C4)
+# ### Measured: a rank never holds the whole model, even at its peak
 #
 # Let R be the padded size of the root in bytes, and B that of the largest block. The prediction is:
 #
@@ -790,11 +792,20 @@ assert close, f"not one process's gradients; {why}"
 #   has already been reduced holds a shard. While a block is being reduced, it holds both its
 #   unsharded gradient and its shard. On gloo, minifsdp also receives the other ranks' parts of the
 #   block, (N - 1) / N · B, and sums them itself; NCCL needs no such memory;
-# - the total: shards + 2 (R + B) + the other blocks' gradient shards. This peak comes just before
-#   backward reduces its last block (block 0), when the block's gradient is complete and its
-#   parameters are still whole. If the parameters were freed only after the reduction, they would
-#   still be in memory when the fifth gradient shard is allocated, and the peak would be higher.
-#   Even at the peak, a rank never holds 4Ψ of parameters or of gradients.
+# - the total: shards + 2 (R + B) + the other blocks' gradient shards, as in the table.
+#
+# The peak comes just before backward reduces its last block, block 0. At this moment a rank holds, in
+# addition to its shards of all parameters and of the optimizer's state:
+#
+# | unit | unsharded parameters | gradient |
+# |---|---|---|
+# | root | R | R, unsharded |
+# | block 0 | B | B, unsharded and complete |
+# | blocks 1 to 4 | none | a shard each: reduced already |
+#
+# Then block 0's parameters are freed, and only then is its gradient shard allocated. If the
+# parameters were freed after the reduction, they would still be in memory at that point, and the
+# peak would be higher. Even at the peak, a rank never holds 4Ψ of parameters or of gradients.
 #
 # Activations are extra, as in every rung; the curve omits them.
 
@@ -923,7 +934,7 @@ plots.stages(
 )
 
 # %% [markdown]
-# ### Measured: ZeRO-3 holds the least and sends the most (C8)
+# ### Measured: ZeRO-3 holds the least and sends the most
 #
 # FSDP shards the model state as stage 3 of ZeRO does: the parameters are sharded too. The table
 # shows the bytes that a rank holds and the bytes that it sends per step.
@@ -979,7 +990,7 @@ def attach_grad_op(module: nn.Module, unit: LabUnit) -> None:
 
 
 # %% [markdown]
-# ### Measured: SHARD_GRAD_OP spends memory to save traffic (C12)
+# ### Measured: SHARD_GRAD_OP spends memory to save traffic
 #
 # All functions except `attach` are the same as before. Traffic is given as a multiple of DDP's
 # all-reduce.
@@ -1024,7 +1035,7 @@ assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 #
 # ## What FSDP buys
 #
-# ### Measured: memory buys a larger batch, and a larger batch spreads the traffic (C37)
+# ### Measured: memory buys a larger batch, and a larger batch spreads the traffic
 #
 # The next cells give this lab's model a budget of 16 MiB per rank. A bisection over real steps,
 # which reads the ledger's peak, finds the largest number of rows per rank that fits in the budget.
@@ -1312,8 +1323,8 @@ plots.timeline(
 #    reduce-scatter in backward. The parameters are freed before the gradient is reduced. The root
 #    stays whole from its forward to the end of backward.
 # 2. The peak consists of the shards, the parameters and gradients of the root and of the largest
-#    unit, and the activations. The optimizer's state is never gathered. With a single unit, the
-#    peak is like that of DDP.
+#    unit, and the activations. The optimizer's state is never gathered. With a single unit, all
+#    parameters and all gradients are whole at the peak, and little is saved.
 # 3. Freeing shrinks the *storage* to 0 bytes, whatever names, views and saved tensors refer to it.
 #    Gather back into the same storage, through an alias with its own version counter.
 # 4. FULL_SHARD takes 2U - 1 gathers, U reduce-scatters and 1.5 times DDP's traffic. SHARD_GRAD_OP
@@ -1325,31 +1336,46 @@ plots.timeline(
 # ## Questions
 #
 # **1. Your model has one layer that holds half of all parameters. How much does FSDP save?**
-# <details><summary>Answer</summary>At rest it saves all but 1/N of everything. But at the peak, that
-# layer is whole, and so is its gradient; together they take 4Ψ bytes. To go lower, split the layer
-# or its computation (tensor parallelism).</details>
+#
+# <details><summary>Answer</summary>
+#
+# At rest it saves all but 1/N of everything. But at the peak, that layer is whole, and so is its gradient; together
+# they take 4Ψ bytes. To go lower, split the layer or its computation (tensor parallelism).
+# </details>
 #
 # **2. Why is the root not freed after its forward?**
-# <details><summary>Answer</summary>Its forward ends with the loss, and its backward begins with the
-# loss. If it were freed, it would be gathered again immediately, and nothing would be
-# gained.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Its forward ends with the loss, and its backward begins with the loss. If it were freed, it would be gathered again
+# immediately, and nothing would be gained.
+# </details>
 #
 # **3. Gradients are accumulated over 4 micro-batches. What do 5.4 and 5.5 send, and what could be saved?**
-# <details><summary>Answer</summary>They send everything four times: in each micro-batch, a unit is
-# gathered twice and its gradient is reduced and added to the shard's gradient. Reducing only after
-# the last micro-batch saves three reductions per unit, but keeps the unsharded gradients of the
-# whole model in the meantime (`no_sync`).</details>
+#
+# <details><summary>Answer</summary>
+#
+# They send everything four times: in each micro-batch, a unit is gathered twice and its gradient is reduced and added
+# to the shard's gradient. Reducing only after the last micro-batch saves three reductions per unit, but keeps the
+# unsharded gradients of the whole model in the meantime (`no_sync`).
+# </details>
 #
 # **4. A parameter is not used in a step. What does your `attach` do with its unit?**
-# <details><summary>Answer</summary>Its gradient never arrives, so the unit is neither freed nor
-# reduced. The next step is worse: it starts with this step's leftover count, ends the unit too
-# early, and silently reduces an incomplete gradient. minifsdp and torch end such units in the
-# end-of-backward callback of 5.1 and count the missing gradient as zero.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Its gradient never arrives, so the unit is neither freed nor reduced, and its count of missing
+# gradients does not return to its start. The next step is worse: it continues from this leftover
+# count, ends the unit too early, and silently reduces an incomplete gradient. minifsdp and torch
+# end such units in the end-of-backward callback of 5.1 and count the missing gradient as zero.
 #
 # **5. Why is the hook on the output, and not on the gradient of the next module's input?**
-# <details><summary>Answer</summary>In a chain of modules, the two are the same tensor. With a
-# residual connection, a second output or a head, they are not. A unit knows only its own
-# outputs.</details>
+#
+# <details><summary>Answer</summary>
+#
+# In a chain of modules, the two are the same tensor. With a residual connection, a second output or a head, they are
+# not. A unit knows only its own outputs.
+# </details>
 #
 # ## Further reading
 #

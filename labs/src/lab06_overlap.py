@@ -31,9 +31,9 @@
 # **You need** lab 05 (gather, free and reduce-scatter, and what a schedule decides). Streams and events are explained
 # here.
 #
-# **Time** 75 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
-# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). **Memory** a rank's tensors take a few tens of MiB and its process
-# a few hundred, mostly for torch itself. On a GPU, one cell trains a larger model.
+# **Time** 75 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU that the ranks share
+# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** a few tens of MiB of tensors per rank;
+# a process takes a few hundred MiB, mostly for torch itself. On a GPU, one cell trains a larger model.
 
 # %% tags=["setup"]
 # set-up
@@ -863,7 +863,7 @@ assert reused, "the next gather should have got memory that is still read"
 #
 # ## The gain from overlap
 #
-# ### Modelled: a host that runs ahead (C14)
+# ### Modelled: a host that runs ahead
 #
 # The next cell compares three schedules on a small paper GPU, slow enough that even this small model keeps it busy: lab
 # 05's schedule, yours, and yours with one change. Your schedule issues a unit's reduction at the end of the unit's
@@ -963,12 +963,13 @@ plots.timeline(
 # the reduction on the link, and compute waits for that gather. So a step on a machine whose host computes takes almost
 # as long as before, unless the gather goes first.
 #
-# ### Measured: on a machine whose host computes (C14)
+# ### Measured: on a machine whose host computes
 #
 # Here the same schedules are timed by the wall clock, with two ranks on an emulated link of 2 ms and 50 MB/s. The
 # schedules take turns. They run over gloo on the CPU even if there are GPUs, because the subject is a host that
 # computes. Each measurement is shown next to the model's prediction for this machine. The model is given the measured
-# compute time of each schedule and predicts the time spent waiting. It ignores the delay in waking threads.
+# compute time of each schedule and predicts the time spent waiting. It ignores the delay in waking threads. The first
+# error is that of the whole step, the second that of the waits alone.
 
 
 # %% tags=["C14", "nbval-ignore-output"]
@@ -1114,34 +1115,52 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 # ## Questions
 #
 # **1. Your overlapped FSDP is no faster than lab 05's on a GPU, and a profile shows the host waiting in the middle of
-# every step. What do you look for?** <details><summary>Answer</summary>Look for code that needs a value: `.item()`,
-# `print(loss)`, a comparison of tensors in an `if`, `nonzero`, a copy to the CPU. Each of these blocks the host until
-# the device has caught up, and everything after that is issued late.</details>
+# every step. What do you look for?**
+#
+# <details><summary>Answer</summary>
+#
+# Look for code that needs a value: `.item()`, `print(loss)`, a comparison of tensors in an `if`, `nonzero`, a copy to
+# the CPU. Each of these blocks the host until the device has caught up, and everything after that is issued late.
+# </details>
 #
 # **2. Why does `begin_forward` make the gathers' stream wait for the compute stream, and why is once per step enough?**
-# <details><summary>Answer</summary>The optimizer writes the shards on the compute stream, and gathers read them.
-# Nothing else writes them until the next optimizer step, and a stream runs in order, so everything queued after the
-# wait runs after it.</details>
+#
+# <details><summary>Answer</summary>
+#
+# The optimizer writes the shards on the compute stream, and gathers read them. Nothing else writes them until the next
+# optimizer step, and a stream runs in order, so everything queued after the wait runs after it.
+# </details>
 #
 # **3. Instead of calling `record_stream`, why not make the gathers' stream wait for compute before each freed block is
 # reused?**
-# <details><summary>Answer</summary>That would be correct, but the next gather would start only when all
-# compute queued so far had finished, so nothing would overlap. Nevertheless, FSDP2 does without `record_stream`. On the
-# compute stream, it copies the gathered data into the parameters; then the gathers' streams wait for an event behind
-# that copy, and the reference to the gathered buffer is dropped (`_wait_all_gather_streams_on_event`). So the gathers'
-# streams wait for the work queued before the unit's computation, but not for the computation itself, and the point at
-# which memory becomes reusable does not depend on timing.</details>
+#
+# <details><summary>Answer</summary>
+#
+# That would be correct, but the next gather would start only when all compute queued so far had finished, so nothing
+# would overlap. Nevertheless, FSDP2 does without `record_stream`. On the compute stream, it copies the gathered data
+# into the parameters; then the gathers' streams wait for an event behind that copy, and the reference to the gathered
+# buffer is dropped (`_wait_all_gather_streams_on_event`). So the gathers' streams wait for the work queued before the
+# unit's computation, but not for the computation itself, and the point at which memory becomes reusable does not depend
+# on timing.
+# </details>
 #
 # **4. With two communicators, one for gathers and one for reductions, would the order of issue still matter?**
-# <details><summary>Answer</summary>It would matter less. Each communicator has its own queue, so a gather does not have
-# to wait behind a reduction. The two still share the wire (and the GPU's multiprocessors), so both slow down while they
-# run at the same time. And the orders in which different ranks issue the two must not lead to a deadlock.</details>
+#
+# <details><summary>Answer</summary>
+#
+# It would matter less. Each communicator has its own queue, so a gather does not have to wait behind a reduction. The
+# two still share the wire (and the GPU's multiprocessors), so both slow down while they run at the same time. And the
+# orders in which different ranks issue the two must not lead to a deadlock.
+# </details>
 #
 # **5. On a CPU, what carries the messages while the host computes?**
-# <details><summary>Answer</summary>gloo's threads
-# carry them, or here those of the emulated link. So messages do travel during compute, once they have been issued; a
-# host that computes merely issues them late. Real gloo messages also take time on the processor that computes, which
-# the model leaves out.</details>
+#
+# <details><summary>Answer</summary>
+#
+# gloo's threads carry them, or here those of the emulated link. So messages do travel during compute, once they have
+# been issued; a host that computes merely issues them late. Real gloo messages also take time on the processor that
+# computes, which the model leaves out.
+# </details>
 #
 # ## Further reading
 #

@@ -30,10 +30,12 @@
 #
 # **You need** lab 05 (units, hooks, the memory that a rank holds) and lab 06 (streams, events, a host that runs ahead).
 #
-# **Time** 65 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU that the ranks share
-# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, a rank per GPU). Order, bytes and values are those of your setup.
-# The gain from prefetching is always measured over gloo on the CPU, and it is modelled for a host that runs ahead.
-# **Memory** a few MiB of tensors per rank; a process takes a few hundred MiB, mostly for torch itself.
+# **Time** 65 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU that the ranks share
+# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** a few MiB of tensors per rank; a
+# process takes a few hundred MiB, mostly for torch itself.
+#
+# Order, bytes and values are those of your setup. The gain from prefetching is always measured over gloo on the CPU,
+# and it is modelled for a host that runs ahead.
 
 # %% tags=["setup"]
 # set-up
@@ -270,7 +272,7 @@ class LabSchedule(Unhurried):
     Attributes:
         units: all units, the root first, in the order in which they were built.
         order: what `record` keeps.
-        depth: how many calls to gather ahead; None: all there are. As many reductions may be under way.
+        depth: how many calls to gather ahead; None: all there are. Up to as many reductions may be under way.
         log: what has been done to which unit: g gather, f free, r reduce, [...] it computes.
     """
 
@@ -552,7 +554,7 @@ for name, each in seen.items():
 assert all(each["losses"] == reference for each in seen.values()), "a schedule may change when, not what"
 
 # %% [markdown]
-# ### Measured: the memory cost of each kind of prefetch (C15)
+# ### Measured: the memory cost of each kind of prefetch
 #
 # The closed form is independent of the schedules' code. The unit being computed and the units gathered ahead are whole.
 # Without prefetch these are the root and the largest block, R + B; with depth d, they are R and the largest d + 1
@@ -649,7 +651,7 @@ show(
 # %% [markdown]
 # ## The gain from prefetch
 #
-# ### Measured: prefetch on an emulated link, next to the model (C15)
+# ### Measured: prefetch on an emulated link, next to the model
 #
 # Two ranks run over gloo on an emulated link of 2 ms and 50 MB/s, on the CPU even where there are GPUs. The schedules
 # take turns, step by step. The model is given the programs, the link's two numbers and each schedule's measured compute
@@ -737,7 +739,7 @@ in_milliseconds({"POST behind the reduction": on_paper(partial(LabSchedule, piec
 # With the gather after the reduction, prefetching has no effect on either host. Values and bytes are still right; only
 # the order of events reveals the mistake.
 #
-# ### Why prefetch at all, if the host runs ahead? (C15)
+# ### Why prefetch at all, if the host runs ahead?
 #
 # Even without prefetch, a host that runs ahead reaches the next unit long before the device does, and issues the unit's
 # gather at that point. In forward, that is early enough. In backward, the reduction of the previous unit is in the way:
@@ -813,7 +815,7 @@ plots.timeline(
 # relative to its computation, and therefore on the assumed bandwidth. So the model shows that there is a gain, and why;
 # the size of the gain depends on the hardware.
 #
-# ### And in forward? (C15)
+# ### And in forward?
 #
 # torch has an option `forward_prefetch`, which is off by default; its documentation calls it "only useful for CPU-bound
 # workloads". The next cell models three blocks of width 1024 on 2 ranks, each an A100 with a link of 100 GB/s. In one
@@ -1100,30 +1102,49 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #
 # **1. Layers are dropped at random. They are drawn anew in every step, from the same seed on all ranks. What does
 # forward prefetch do, and what does backward prefetch do?**
-# <details><summary>Answer</summary>All ranks agree, so the values are right. The record for forward is that of the
-# first iteration: from the first missing or additional layer on, nothing is gathered ahead in that forward. (In torch,
-# which looks up its record by unit, a dropped layer is gathered for nothing.) The record for backward is that of the
-# current forward, so backward prefetch works well.</details>
+#
+# <details><summary>Answer</summary>
+#
+# All ranks agree, so the values are right. The record for forward is that of the first iteration: from the first
+# missing or additional layer on, nothing is gathered ahead in that forward. (In torch, which looks up its record by
+# unit, a dropped layer is gathered for nothing.) The record for backward is that of the current forward, so backward
+# prefetch works well.
+# </details>
 #
 # **2. Why does the record for backward list the units in the order in which their forwards *end*?**
-# <details><summary>Answer</summary>Units may be nested: the root's forward begins first and ends last, and its
-# backward begins first. For a chain of blocks both orders are the same.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Units may be nested: the root's forward begins first and ends last, and its backward begins first. For a chain of
+# blocks both orders are the same.
+# </details>
 #
 # **3. With PRE and depth 1, how many units are whole while the last block's gradients are being computed, and how many
 # while the first block's are?**
-# <details><summary>Answer</summary>Three: the root, the last block and the one before it. While the first block's
-# gradients are being computed, no unit is left to prefetch, so only two are whole: the root and that block.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Three: the root, the last block and the one before it. While the first block's gradients are being computed, no unit
+# is left to prefetch, so only two are whole: the root and that block.
+# </details>
 #
 # **4. With two communicators, one for gathers and one for reductions, is backward prefetch still needed?**
-# <details><summary>Answer</summary>Not on a host that runs ahead: prefetch is needed there because of the single queue,
-# and with two queues the gather is not queued behind the reduction. The two share the wire, though, and each
-# communicator needs its own buffers and multiprocessors. A host that computes still needs the prefetch.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Not on a host that runs ahead: prefetch is needed there because of the single queue, and with two queues the gather is
+# not queued behind the reduction. The two share the wire, though, and each communicator needs its own buffers and
+# multiprocessors. A host that computes still needs the prefetch.
+# </details>
 #
 # **5. Gradients are accumulated under `no_sync`. What is left for backward prefetch to do?**
-# <details><summary>Answer</summary>No reduction is in the way, so a host that runs ahead needs prefetch in backward no
-# more than in forward. A host that computes does need it: under FULL_SHARD, the backward of every micro-batch gathers
-# the parameters again. Under SHARD_GRAD_OP they stay whole from forward on, and backward gathers nothing at
-# all.</details>
+#
+# <details><summary>Answer</summary>
+#
+# No reduction is in the way, so a host that runs ahead needs prefetch in backward no more than in forward. A host that
+# computes does need it: under FULL_SHARD, the backward of every micro-batch gathers the parameters again. Under
+# SHARD_GRAD_OP they stay whole from forward on, and backward gathers nothing at all.
+# </details>
 #
 # ## Further reading
 #

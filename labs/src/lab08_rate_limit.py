@@ -38,12 +38,15 @@
 #
 # **You need** lab 05 (units, gather, free), lab 06 (streams, events) and lab 07 (prefetching).
 #
-# **Time** 110 minutes, in two sittings; the break is marked. **To run** on a laptop (gloo, 2 processes), on one GPU
-# that the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL). A laptop's host does not run ahead of its
-# device; it *is* the device. So this lab records the programs of real training steps on the CPU, on any machine, and
-# replays them in virtual time on a GPU that exists only on paper. The replay models kernels, collectives, streams,
-# events and your allocator. Its numbers come from a data sheet, or are assumed where the data sheet has none. All its
-# results are marked "model, not measured". If your ranks have a GPU, the lab also queries that GPU's own allocator.
+# **Time** 110 minutes, in two sittings; the break is marked. **Runs** on a laptop (gloo, 2 processes), on one GPU that
+# the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** about 12 MiB of model
+# state per rank (measured in sitting two); a process takes a few hundred MiB, mostly for torch itself.
+#
+# A laptop's host does not run ahead of its device; it *is* the device. So this lab records the programs of real
+# training steps on the CPU, on any machine, and replays them in virtual time on a GPU that exists only on paper. The
+# replay models kernels, collectives, streams, events and your allocator. Its numbers come from a data sheet, or are
+# assumed where the data sheet has none. All its results are marked "model, not measured". If your ranks have a GPU, the
+# lab also queries that GPU's own allocator.
 
 # %% tags=["setup"]
 # set-up
@@ -201,6 +204,15 @@ plots.device_memory(
 # next request *of that stream*, even while kernels that read it are still queued: the new owner's
 # work comes after them in the same queue. Another stream has no such guarantee, so it cannot use
 # the block.
+#
+# Three small classes describe the allocator's state. The folded set-up cell at the top defines them:
+#
+# - a `Block` is a piece of a segment, with its `start` (address), its `size` (bytes), the `stream` that it serves, and
+#   its `users` (other streams recorded on it);
+# - a `Memory` is the allocator's own state: `free` (list of blocks), `waiting` (list of pairs: a freed block and its
+#   events), `segments` (bytes of each segment, by its address), `retries`, and the `device` below;
+# - a `Device` has the methods `new_segment(nbytes)`, which returns an address, or None if the device is full;
+#   `give_back(start)`; `record(stream)`, which returns an event; and `synchronize()`.
 #
 # Block sizes are multiples of 512 bytes. How large is the block that serves a request of 1,000,000
 # bytes?
@@ -513,7 +525,7 @@ print(f"hazards: {len(yours.hazards)}")
 # sizes up.
 #
 # The absence of hazards means that any two uses of the same bytes have a guaranteed order. To check this, the replay
-# keeps a vector clock for every stream, as torch's `_sanitizer` does.
+# keeps a vector clock for every stream, as torch's `_sanitizer` does (lab 06).
 #
 # ### Break it: free at once
 #
@@ -537,7 +549,7 @@ assert early, "this allocator should cause hazards, and none were found"
 #
 # ## The cost of a retry
 #
-# ### Modelled: memory fragments, and a retry stalls the device (C43)
+# ### Modelled: memory fragments, and a retry stalls the device
 #
 # The next cells show the same run, with your allocator, on a device with 40 GiB. The first figure shows the memory,
 # with a mark wherever the allocator returns its cache. The second figure shows the blocks just before the first retry.
@@ -598,7 +610,8 @@ plots.timeline(
 #
 # The model omits several effects. Kernels slow each other down, including NCCL's own kernels. A real launch queue is
 # full after about a thousand kernels, and then the host waits anyway. The host has jitter. The other ranks wait in
-# their next collective for the rank that retries. `expandable_segments` is not modelled. No data sheet gives the
+# their next collective for the rank that retries. `expandable_segments`, torch's option for
+# segments that can grow, is not modelled. No data sheet gives the
 # duration of a driver call: 1 ms, plus 1 ms per GiB, is an assumption. The next cell shows the effect of that
 # assumption:
 
@@ -672,8 +685,8 @@ def rate_limit(
 
 
 # %% [markdown]
-# This schedule calls your two functions instead of `gather` and `free`; the rest is lab 07's
-# schedule.
+# This schedule calls your two functions instead of `gather` and `free`. The rest is lab 07's schedule: PRE, one unit
+# ahead, and at most one reduction under way while the next gradient is being computed.
 
 
 # %% tags=["shown"]
@@ -721,6 +734,9 @@ plots.device_memory(
 )
 
 # %% [markdown]
+# In a later step the host waits for 12 events, as many as there are frees of blocks: the queue is equally long at the
+# end of every step, so as many events leave it in a step as enter it.
+#
 # `allocated` was never the problem, and it is unchanged. The limit bounds the difference *between* allocated and
 # reserved memory. The step is as fast as it is with enough memory: the device never runs out of work, because the work
 # of at least one unit is always queued.
@@ -816,7 +832,7 @@ class LabLimited(HeldBack):
 
 
 # %% [markdown]
-# ### Measured: k units at a time, to the byte (C4)
+# ### Measured: k units at a time, to the byte
 #
 # The next cells run real training on 2 ranks, with your limiter and unlimited prefetch depth. The ledger counts the
 # bytes of the second step in the host's order, so the result is the same on every device. It corresponds to
@@ -1060,15 +1076,15 @@ plots.lines(
 # %% [markdown]
 # ## The limiter helps only where memory is scarce
 #
-# ### Modelled: three of the paper's models (C16)
+# ### Modelled: three of the paper's models
 #
 # The FSDP paper (section 5.3) trains with the limiter and without it. According to its text, T5-11B becomes up to five
 # times as fast, RegNet-9B does not change, and DeepViT-8B becomes 5 % slower. The bars of its figure 6(c), read off a
 # copy, show seconds per batch, without the limiter and with it, on two machines and on four. T5-11B takes 18.61 and
 # 8.36 s on two machines, and 15.33 and 5.02 s on four, so it is 2.23 and 3.05 times as fast. RegNet-9B takes 14.80 and
 # 14.81 s, then 21.81 and 21.70 s. DeepViT-8B takes 18.00 and 18.78 s, then 21.64 and 22.79 s, so it is 4 and 5 %
-# slower. No bar shows a factor of five. The next cell records models of those shapes on 16 GPUs (two machines), with
-# and without your limiter, and replays them:
+# slower. No bar shows a factor of five. The next cell records models of those shapes on 16 GPUs (two machines, each
+# with 2 Tb/s of network, as in the paper), with and without your limiter, and replays them:
 
 # %% tags=["C16"]
 from minifsdp.course.machine.shapes import Shape
@@ -1281,33 +1297,51 @@ enter("my schedule", MySchedule)
 # ## Questions
 #
 # **1. `reserved` is twice `allocated`, and `num_alloc_retries` is 0. Is there anything to fix?**
-# <details><summary>Answer</summary>No. Cached memory costs nothing until another consumer needs
-# it: a second process on the same device, or a library that allocates from the driver, like NCCL.
-# Only retries cost time.</details>
+#
+# <details><summary>Answer</summary>
+#
+# No. Cached memory costs nothing until another consumer needs it: a second process on the same device, or a library
+# that allocates from the driver, like NCCL. Only retries cost time.
+# </details>
 #
 # **2. `torch.cuda.empty_cache()` in every step makes the retries go away. Why is that not a solution?**
-# <details><summary>Answer</summary>It does the work of a retry in every step: it waits for the
-# device and returns segments that must then be allocated again. And it can return only segments
-# that are entirely free.</details>
+#
+# <details><summary>Answer</summary>
+#
+# It does the work of a retry in every step: it waits for the device and returns segments that must then be allocated
+# again. And it can return only segments that are entirely free.
+# </details>
 #
 # **3. What does a limiter with k = 1 do to prefetching?**
-# <details><summary>Answer</summary>It disables prefetching. The next gather is issued only when
-# the previous unit has been computed and freed. Compute and link take turns, and the memory equals
-# that of the synchronous schedule.</details>
+#
+# <details><summary>Answer</summary>
+#
+# It disables prefetching. The next gather is issued only when the previous unit has been computed and freed. Compute
+# and link take turns, and the memory equals that of the synchronous schedule.
+# </details>
 #
 # **4. All ranks run the same program, and one of them retries. What do the others do?**
-# <details><summary>Answer</summary>They wait for it in the next collective. A retry on one of 128
-# GPUs stalls all of them.</details>
+#
+# <details><summary>Answer</summary>
+#
+# They wait for it in the next collective. A retry on one of 128 GPUs stalls all of them.
+# </details>
 #
 # **5. With SHARD_GRAD_OP, what does the limiter do?**
-# <details><summary>Answer</summary>In this lab it does nothing: no unit is freed after forward, so none of them counts.
-# All units are whole at the end of forward anyway. torch counts the frees in backward, so its host waits for some of
-# them in the next forward.</details>
 #
-# **6. Why must the event of 8.3 be recorded when the block is freed, and not when `record_stream`
-# is called?**
-# <details><summary>Answer</summary>Between the two moments, more kernels that read the block may be queued on the
-# stream. An event recorded at the call would happen before those kernels run.</details>
+# <details><summary>Answer</summary>
+#
+# In this lab it does nothing: no unit is freed after forward, so none of them counts. All units are whole at the end of
+# forward anyway. torch counts the frees in backward, so its host waits for some of them in the next forward.
+# </details>
+#
+# **6. Why must the event of 8.3 be recorded when the block is freed, and not when `record_stream` is called?**
+#
+# <details><summary>Answer</summary>
+#
+# Between the two moments, more kernels that read the block may be queued on the stream. An event recorded at the call
+# would happen before those kernels run.
+# </details>
 #
 # ## Further reading
 #

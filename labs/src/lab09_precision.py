@@ -28,9 +28,9 @@
 #
 # **You need** lab 05 (units, gather, reduce-scatter) and lab 06 (streams and events).
 #
-# **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node. **Memory** less than 20
-# MiB of tensors per rank. On a CPU, host and device memory are the same; the copies between them are still made, so
-# their bytes can be counted, but their speed cannot be measured.
+# **Time** 70 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, one rank per GPU).
+# **Memory** less than 20 MiB of tensors per rank. On a CPU, host and device memory are the same; the copies between
+# them are still made, so their bytes can be counted, but their speed cannot be measured.
 
 # %% tags=["setup"]
 # set-up
@@ -519,7 +519,7 @@ def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) 
 
 
 # %% [markdown]
-# ### Measured: agreed on all ranks (C18)
+# ### Measured: agreed on all ranks
 #
 # Two ranks train in fp16 with your unit. In the third step, one element of rank 1's gradients is set to infinity. Your
 # function is compared with minifsdp's `ShardedGradScaler` and with a scaler that checks only its own rank, as torch's
@@ -596,7 +596,7 @@ assert same
 # scales. No error is raised, and neither rank can detect the mismatch. (torch has a `ShardedGradScaler` too; without
 # CUDA it switches itself off, so it is not compared here.)
 #
-# ### Measured: why scaling helps, and the cost of a bad guess (C18)
+# ### Measured: why scaling helps, and the cost of a bad guess
 #
 # A rank has 32 tokens here, and each contributes 1/32 of the mean loss. With 65,536 tokens per rank, that share would
 # be 2,048 times smaller, and so would the gradient that backward propagates for each token. To reach this range, the
@@ -737,7 +737,7 @@ def measure_accumulation() -> dict[bool, dict[str, Any]]:
 
 
 # %% [markdown]
-# ### Measured: bytes and messages (C17)
+# ### Measured: bytes and messages
 
 # %% tags=["C17"]
 accumulated = launch(measure_accumulation, RANKS)[0]
@@ -878,7 +878,7 @@ def offloaded(unit: type[FlatUnit] = HostUnit) -> FullyShardedDataParallel:
 
 
 # %% [markdown]
-# ### Counted: bytes on the device, before and after (C41)
+# ### Counted: bytes on the device, before and after
 #
 # On a GPU, `tensor.device` says where a tensor is. On a CPU, the two memories are the same, so the lab keeps its own
 # count. The engine's buffers (`device.empty`) count as device memory, and tensors returned by `device.copy_to_host`
@@ -1057,28 +1057,46 @@ assert shard.grad.item() == 1.125
 # ## Questions
 #
 # **1. A model is cast with `model.to(torch.bfloat16)` before it is wrapped. What does mixed precision do then?**
-# <details><summary>Answer</summary>The shards take the parameters' dtype, bf16. There are no master weights, Adam's
-# state is bf16 as well, and small updates are lost. Wrap an fp32 model and pass
-# `MixedPrecision(param_dtype=torch.bfloat16)`.</details>
+#
+# <details><summary>Answer</summary>
+#
+# The shards take the parameters' dtype, bf16. There are no master weights, Adam's state is bf16 as well, and small
+# updates are lost. Wrap an fp32 model and pass `MixedPrecision(param_dtype=torch.bfloat16)`.
+# </details>
 #
 # **2. The bf16 rows show no fp32 activation. Why is the loss still fp32?**
-# <details><summary>Answer</summary>A layer computes in the dtype of its weights and inputs, here bf16. The course's GPT
-# casts its logits to fp32 before the cross-entropy (`minifsdp/course/ladder/model.py`), since a sum over the vocabulary
-# needs more mantissa bits.</details>
+#
+# <details><summary>Answer</summary>
+#
+# A layer computes in the dtype of its weights and inputs, here bf16. The course's GPT casts its logits to fp32 before
+# the cross-entropy (`minifsdp/course/ladder/model.py`), since a sum over the vocabulary needs more mantissa bits.
+# </details>
 #
 # **3. Can each replica of a data-parallel model (DDP) check for infinities on its own?**
-# <details><summary>Answer</summary>Yes, every replica reaches the same conclusion: after the all-reduce all ranks hold
-# the same gradients, so an infinity on one rank appears in every rank's mean. Only when gradients are sharded does each
-# rank see just a part.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Yes, every replica reaches the same conclusion: after the all-reduce all ranks hold the same gradients, so an infinity
+# on one rank appears in every rank's mean. Only when gradients are sharded does each rank see just a part.
+# </details>
 #
 # **4. With FULL_SHARD on 64 ranks, each rank has room for 2 more bytes per parameter. Is that enough for `no_sync`?**
-# <details><summary>Answer</summary>Not with gradients in fp32: they take 4Ψ bytes unsharded. With
-# `reduce_dtype=bfloat16`, the room would be just enough, but sums of micro-batches in bf16 lose small terms.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Not with gradients in fp32: they take 4Ψ bytes unsharded. With `reduce_dtype=bfloat16`, the room would be just enough,
+# but sums of micro-batches in bf16 lose small terms.
+# </details>
 #
 # **5. Suppose the host does not wait for the copies of 9.6. Which unit's gradient is most likely to be read too
-# early?** <details><summary>Answer</summary>The root's: backward ends with the root, so the copy of its gradient starts
-# last, and the optimizer follows at once, starting with the root's parameters. A large root takes longer to copy. The
-# race does not occur in every step, which makes it hard to find.</details>
+# early?**
+#
+# <details><summary>Answer</summary>
+#
+# The root's: backward ends with the root, so the copy of its gradient starts last, and the optimizer follows at once,
+# starting with the root's parameters. A large root takes longer to copy. The race does not occur in every step, which
+# makes it hard to find.
+# </details>
 #
 # ## Further reading
 #

@@ -30,9 +30,9 @@
 #
 # **You need** lab 04 (flat parameter, units) and lab 05 (when each unit is gathered).
 #
-# **Time** 70 minutes. **To run** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node
-# (NCCL, one rank per GPU). The last part needs `transformers`; it builds its model from a configuration and downloads
-# nothing.
+# **Time** 70 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, one rank per GPU).
+# **Memory** about 5 MiB of model state per rank. The last part needs `transformers`; it builds its model from a
+# configuration and downloads nothing.
 
 # %% tags=["setup"]
 # set-up
@@ -370,7 +370,7 @@ POLICIES = {
 }
 
 # %% [markdown]
-# ### Measured: units, messages and peak memory of five policies (C20)
+# ### Measured: units, messages and peak memory of five policies
 #
 # The prediction needs only the list of units. There are 3 U - 1 messages. The unsharded parameters are those of the
 # root, which stays whole, of the unit being computed, and of the units around it (under the policy by size, `up` is
@@ -484,7 +484,7 @@ plots.timeline(
 # transformer's block is the usual unit: it runs as a whole, all blocks have the same size, and their messages are
 # large. Overlap and prefetch (labs 06 and 07) hide as many messages as the compute can cover.
 #
-# ### Measured: a unit is not a pipeline stage (C9)
+# ### Measured: a unit is not a pipeline stage
 #
 # Six blocks in three pairs make four units, including the root. The figure is drawn from the wrapped model. Each rank
 # also records the blocks that it runs, which are all of them, as in lab 04.
@@ -636,7 +636,7 @@ def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
 
 
 # %% [markdown]
-# ### Measured: shards plus one unit at the peak (C19)
+# ### Measured: shards plus one unit at the peak
 #
 # The ledger records three constructions, each from before the model is built until the last shard is cut: eager, from
 # meta with your function, and torch's FSDP from meta.
@@ -969,7 +969,7 @@ def shard_script(
 
 
 # %% [markdown]
-# ### Measured: the changes required (C21)
+# ### Measured: the changes required
 #
 # Each rank has to import `transformers`, so a single launch runs everything: the DDP script, your script, and your
 # script with one change left out at a time.
@@ -1216,29 +1216,47 @@ plots.stages(
 # ## Questions
 #
 # **1. A model has 80 equal blocks and an embedding as large as 4 blocks, with the head tied to it. Each block is a
-# unit. What determines the peak?** <details><summary>Answer</summary>The root holds the embedding and is whole from the
-# start of forward to the end of backward. Its gradient is also whole during backward. Unsharded parameters peak at 4 +
-# 1 blocks, or 4 + 2 with prefetch. If they were not tied, the embedding and the head could be units of their
-# own.</details>
+# unit. What determines the peak?**
+#
+# <details><summary>Answer</summary>
+#
+# The root holds the embedding and is whole from the start of forward to the end of backward. Its gradient is also whole
+# during backward. Unsharded parameters peak at 4 + 1 blocks, or 4 + 2 with prefetch. If they were not tied, the
+# embedding and the head could be units of their own.
+# </details>
 #
 # **2. Why does the walk wrap the innermost modules first?**
-# <details><summary>Answer</summary>A unit's flat parameter holds the parameters outside its inner
-# units. If outer modules came first, an outer unit would take everything and leave nothing for the
-# inner ones.</details>
+#
+# <details><summary>Answer</summary>
+#
+# A unit's flat parameter holds the parameters outside its inner units. If outer modules came first, an outer unit would
+# take everything and leave nothing for the inner ones.
+# </details>
 #
 # **3. Why must `reset_parameters` not recurse into wrapped children?**
-# <details><summary>Answer</summary>The children are already sharded, and their whole parameters
-# are gone. Even if they were not, they would be initialized twice, and a parent that draws numbers for its children
-# would draw different ones under a different wrapping.</details>
+#
+# <details><summary>Answer</summary>
+#
+# The children are already sharded, and their whole parameters are gone. Even if they were not, they would be
+# initialized twice, and a parent that draws numbers for its children would draw different ones under a different
+# wrapping.
+# </details>
 #
 # **4. What does `sync_module_states=True` cost, and what does it achieve, if every rank builds the model from meta?**
-# <details><summary>Answer</summary>It costs a broadcast of every unit, and makes the values equal on all ranks without
-# seeds. Otherwise every rank keeps its part of *its own* draw, and the model is assembled from shards of different
-# random models.</details>
+#
+# <details><summary>Answer</summary>
+#
+# It costs a broadcast of every unit, and makes the values equal on all ranks without seeds. Otherwise every rank keeps
+# its part of *its own* draw, and the model is assembled from shards of different random models.
+# </details>
 #
 # **5. With 4 ranks instead of 2, which numbers in the policy table change?**
-# <details><summary>Answer</summary>Messages and the unsharded peak stay the same, apart from
-# padding. The shards change: resting parameters, gradients and optimizer state halve.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Messages and the unsharded peak stay the same, apart from padding. The shards change: resting parameters, gradients
+# and optimizer state halve.
+# </details>
 #
 # ## Further reading
 #

@@ -31,8 +31,8 @@
 #
 # **You need** lab 04 (the flat parameter) and lab 05 (units, gather, free). Lab 10a shows how modules become units.
 #
-# **Time** 85 minutes. **To run** on a laptop (gloo, 2-3 processes), on one GPU, or on a GPU node. **Memory** less than
-# 8 MiB of tensors per rank.
+# **Time** 85 minutes. **Runs** on a laptop (gloo, 2 and 3 processes), on one GPU, or on a GPU node (NCCL, one rank per
+# GPU). **Memory** less than 8 MiB of tensors per rank.
 
 # %% tags=["setup"]
 # set-up
@@ -783,7 +783,7 @@ for without in range(4):
 # torch.distributed.checkpoint writes `.metadata` after all ranks have written, and a folder
 # without it is not a checkpoint (`checkpoint/filesystem.py`, `finish`).
 #
-# ### Measured: from two ranks to three, and to a plain process (C22)
+# ### Measured: from two ranks to three, and to a plain process
 #
 # This test uses all five functions. Two ranks commit the model and the optimizer to disk, each rank its own rows. Three
 # ranks load them, and so does a plain process. Both are compared with the full state dict from above.
@@ -885,7 +885,7 @@ assert all(same.values())
 #
 # ## Equal values at the start
 #
-# ### Measured: sync_module_states, ignored modules (C41)
+# ### Measured: sync_module_states, ignored modules
 #
 # At the start, and after loading, all ranks must hold the same model. If every rank builds the model with its own
 # random numbers, each keeps its part of *its own* model. With `sync_module_states=True`, rank 0 broadcasts all values
@@ -1107,7 +1107,7 @@ def tune_all() -> dict[str, Tuned]:
 
 
 # %% [markdown]
-# ### Measured: gradients of frozen parameters (C23)
+# ### Measured: gradients of frozen parameters
 #
 # We expect that after backward, every unit with a trainable parameter has a full-length gradient shard [P / N].
 
@@ -1249,7 +1249,7 @@ def recompute_all() -> dict[str, dict[str, Any]]:
 
 
 # %% [markdown]
-# ### Measured: fewer activations, the same model state (C42)
+# ### Measured: fewer activations, the same model state
 
 # %% tags=["C42"]
 again = launch(recompute_all, RANKS)[0]
@@ -1395,30 +1395,49 @@ plots.timeline(
 # ## Questions
 #
 # **1. A model of 70 billion parameters in fp32 is trained on 64 GPUs, 8 to a host. How much memory does a host need for
-# a full state dict with `offload_to_cpu`, with and without `rank0_only`?** <details><summary>Answer</summary>The dict
-# takes 280 GB. With `rank0_only`, one host needs this much, and the others need none. Without it, each host needs 8 x
-# 280 GB = 2.2 TB. With a sharded dict, each rank keeps 4.4 GB, and each host keeps 35 GB.</details>
+# a full state dict with `offload_to_cpu`, with and without `rank0_only`?**
+#
+# <details><summary>Answer</summary>
+#
+# The dict takes 280 GB. With `rank0_only`, one host needs this much, and the others need none. Without it, each host
+# needs 8 x 280 GB = 2.2 TB. With a sharded dict, each rank keeps 4.4 GB, and each host keeps 35 GB.
+# </details>
 #
 # **2. Why does 10b.2 not save the flat shards themselves, which would need no communication at all?**
-# <details><summary>Answer</summary>torch's LOCAL_STATE_DICT saves them. But only the same number of
-# ranks with the same units, in the same version, can load them. This is the fastest way to resume after a crash, but
-# not a format to keep.</details>
+#
+# <details><summary>Answer</summary>
+#
+# torch's LOCAL_STATE_DICT saves them. But only the same number of ranks with the same units, in the same version, can
+# load them. This is the fastest way to resume after a crash, but not a format to keep.
+# </details>
 #
 # **3. How do you delete an old checkpoint so that a half-deleted one never looks complete?**
-# <details><summary>Answer</summary>Reverse the order: rename it to `.step-1.old`, sync the folder, then delete it. A
-# checkpoint that no longer has its final name may be incomplete. Do this only after the new checkpoint is
-# committed.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Reverse the order: rename it to `.step-1.old`, sync the folder, then delete it. A checkpoint that no longer has its
+# final name may be incomplete. Do this only after the new checkpoint is committed.
+# </details>
 #
 # **4. You unfreeze a frozen block after 1,000 steps. What happens to its unit, its optimizer state and its
-# checkpoints?** <details><summary>Answer</summary>The unit re-reads `requires_grad` at the next forward, and has
-# gradients from then on. The optimizer must have the unit's parameter, and creates a state for it at its first step,
-# with `step` 1 while the others have 1,001. Earlier checkpoints have no state under these names. In a mixed unit with
-# one flat parameter, a single `step` could not hold both values; with original parameters, each has its own.</details>
+# checkpoints?**
+#
+# <details><summary>Answer</summary>
+#
+# The unit re-reads `requires_grad` at the next forward, and has gradients from then on. The optimizer must have the
+# unit's parameter, and creates a state for it at its first step, with `step` 1 while the others have 1,001. Earlier
+# checkpoints have no state under these names. In a mixed unit with one flat parameter, a single `step` could not hold
+# both values; with original parameters, each has its own.
+# </details>
 #
 # **5. You add activation checkpoints, but peak memory does not fall. Name two possible reasons.**
-# <details><summary>Answer</summary>With few rows and a large model, the peak comes from model state, not activations.
-# Or a single checkpoint surrounds the whole model, so that recomputation restores all activations at once, at the
-# beginning of backward. With one checkpoint per block, only one block's activations are restored at a time.</details>
+#
+# <details><summary>Answer</summary>
+#
+# With few rows and a large model, the peak comes from model state, not activations. Or a single checkpoint surrounds
+# the whole model, so that recomputation restores all activations at once, at the beginning of backward. With one
+# checkpoint per block, only one block's activations are restored at a time.
+# </details>
 #
 # ## Further reading
 #

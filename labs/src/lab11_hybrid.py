@@ -30,9 +30,9 @@
 #
 # **You need** lab 01 (all-reduce, ring, groups) and lab 05 (units, gather, reduce-scatter).
 #
-# **Time** 70 minutes. **To run** on a laptop (gloo, 4 processes that stand for 2 hosts of 2
-# ranks), on one GPU, or on a GPU node. **Memory** a rank's tensors take less than 20 MiB here. The
-# results for clusters come from a cost model, with its assumptions listed next to it.
+# **Time** 70 minutes. **Runs** on a laptop (gloo, 4 processes that stand for 2 hosts of 2 ranks), on one GPU, or on a
+# GPU node (NCCL, one rank per GPU). **Memory** less than 20 MiB of tensors per rank. The results for clusters come from
+# a cost model, with its assumptions listed next to it.
 
 # %% tags=["setup"]
 # set-up
@@ -583,7 +583,7 @@ def traffic(units: Sequence[int], ranks: int, per_host: int, factor: int) -> Tra
 
 
 # %% [markdown]
-# ### Measured: F = 1, 2 and 4 (C25)
+# ### Measured: F = 1, 2 and 4
 #
 # The next cells measure the second step for each F, with the ledger and the log of the collectives. A call's `wire` is
 # the number of bytes that its rank sends in the ring algorithm. These bytes are attributed to the rank's sharding group
@@ -805,7 +805,7 @@ def choose(
 
 
 # %% [markdown]
-# ### Modelled: which to choose when (C44)
+# ### Modelled: which to choose when
 #
 # Everything in the cost model is an assumption that you can change:
 #
@@ -945,12 +945,12 @@ JOBS = {
     "175 billion, context 131,072": Job(96, 12288, context=131_072),
     "layers of 20 billion": Job(20, 41_000),
 }
-print(f"{'':30}" + "".join(f"{name:>25}" for name in CLUSTERS))
+print(f"{'':28}" + "".join(f"{name:>20}" for name in CLUSTERS))
 decisions = {}
 for name, job in JOBS.items():
     decisions[name] = [decide(job, cluster) for cluster in CLUSTERS.values()]
-    says = [choice.name + (f", F = {choice.factor}" if choice.factor else "") for choice in decisions[name]]
-    print(f"{name:30}" + "".join(f"{each:>25}" for each in says))
+    says = [f"{each.name.split()[0]}, F = {each.factor}" if each.factor else each.name for each in decisions[name]]
+    print(f"{name:28}" + "".join(f"{each:>20}" for each in says))
 assert decisions["1.3 billion parameters"][0] == Choice("data parallelism", 1), "it fits, so nothing is to be cut"
 assert decisions["30 billion"][0] == Choice("hybrid sharding", 8), "too large for one device, not for a host"
 assert decisions["175 billion"][0] == Choice("full sharding", 64), "too large for a host"
@@ -1085,29 +1085,45 @@ plots.lines(
 # ## Questions
 #
 # **1. With 2 hosts of 8 and F = 8, one rank fails. How many shards are lost?**
-# <details><summary>Answer</summary>None: its replica on the other host has the same shard. But the process groups are
-# broken, and the job restarts from a checkpoint, unless something rebuilds them.</details>
+#
+# <details><summary>Answer</summary>
+#
+# None: its replica on the other host has the same shard. But the process groups are broken, and the job restarts from a
+# checkpoint, unless something rebuilds them.
+# </details>
 #
 # **2. Why do the sharding groups, and not the replica groups, consist of consecutive ranks?**
-# <details><summary>Answer</summary>The sharding group has more traffic, 3 M against 2 M / F,
-# including the urgent part, the gathers. Consecutive ranks share a host. With the two kinds
-# swapped, all gathers would cross hosts.</details>
+#
+# <details><summary>Answer</summary>
+#
+# The sharding group has more traffic, 3 M against 2 M / F, including the urgent part, the gathers. Consecutive ranks
+# share a host. With the two kinds swapped, all gathers would cross hosts.
+# </details>
 #
 # **3. Under `no_sync`, which of the two stages is left out, and could one be kept?**
-# <details><summary>Answer</summary>Both are left out, and the unsharded gradient [P] is kept. You
-# could instead reduce-scatter every micro-batch inside the host, accumulate a shard [P / F], and
-# all-reduce only the last sum. That saves memory and traffic on the slow link. FSDP2 offers it as
-# `set_requires_all_reduce`.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Both are left out, and the unsharded gradient [P] is kept. You could instead reduce-scatter every micro-batch inside
+# the host, accumulate a shard [P / F], and all-reduce only the last sum. That saves memory and traffic on the slow
+# link. FSDP2 offers it as `set_requires_all_reduce`.
+# </details>
 #
 # **4. Which numbers in 11.5's table would change if the two groups were swapped?**
-# <details><summary>Answer</summary>The bytes held would not change here, because 2 x 2 is the same
-# both ways. The bytes that leave the host would change: gathers would leave it, in two rings at
-# once.</details>
+#
+# <details><summary>Answer</summary>
+#
+# The bytes held would not change here, because 2 x 2 is the same both ways. The bytes that leave the host would change:
+# gathers would leave it, in two rings at once.
+# </details>
 #
 # **5. A model fits with F = 4 on hosts of 8. Why might F = 8 be the better choice?**
-# <details><summary>Answer</summary>Each rank holds half as much, which allows a larger batch, and a host sends a little
-# less: (R - 1) / R of 2 M with half as many replicas. The cost is that each rank sends 7/8 instead of 3/4 of each
-# gather, inside the host.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Each rank holds half as much, which allows a larger batch, and a host sends a little less: (R - 1) / R of 2 M with
+# half as many replicas. The cost is that each rank sends 7/8 instead of 3/4 of each gather, inside the host.
+# </details>
 #
 # ## Further reading
 #

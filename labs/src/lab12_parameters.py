@@ -32,9 +32,9 @@
 # **You need** lab 04 (the flat parameter), lab 05 (units, gather, reduce-scatter) and, for 12.5, lab 06 (streams,
 # events).
 #
-# **Time** 60 minutes. **To run** on a laptop (gloo, 2 and 3 processes), on one GPU, or on a GPU node. **Memory** a
-# rank's tensors take less than 40 MiB here. Streams are examined on a GPU that exists only on paper, as in lab 08.
-# Those results are marked "model".
+# **Time** 60 minutes. **Runs** on a laptop (gloo, 2 and 3 processes), on one GPU, or on a GPU node (NCCL, one rank per
+# GPU). **Memory** less than 40 MiB of tensors per rank. Streams are examined on a GPU that exists only on paper, as in
+# lab 08. Those results are marked "model".
 
 # %% tags=["setup"]
 # set-up
@@ -461,7 +461,7 @@ assert gathers["flat"][0] == gathers["flat"][1]
 # The second buffer exists only until the copy out has finished. Over a whole step, its cost is small, because memory
 # peaks in backward, when activations and gradients are held.
 #
-# ### Measured: flat against per-parameter (C26)
+# ### Measured: flat against per-parameter
 #
 # The next cells measure the second step of each way. Copies are calls of torch's copying operators outside of
 # collectives, and we count the bytes that they write. We expect two gathers and one reduction per unit, with one gather
@@ -734,8 +734,8 @@ assert ratio > 100
 # then the memory is freed. Whatever the owner does with this memory comes later in its own queue, so the block may be
 # reused at once, however far ahead the host is. The host never waits.
 #
-# Predict: `active - allocated` counts the bytes that the program has freed but the allocator must hold back. At most
-# how many such bytes are there in a step with your pair of functions?
+# Predict: at any moment, `active - allocated` is the number of bytes that the program has freed but the allocator must
+# hold back. What is the largest such difference in a step with your pair of functions?
 
 # %%
 predict("12.5", ..., "bytes that are freed and held back, at most, with your `keep` and `give_back`")
@@ -835,12 +835,12 @@ def record(keeper: Any, steps: int = 4) -> Any:
 with patch.dict("os.environ", MINIFSDP_DEVICE="cpu"):
     programs = launch(record_all, RANKS, backend="gloo", timeout=120)[0]
 runs: dict[str, Run] = {name: replay(program, SLOW) for name, program in programs.items()}
-behind = {name: run.peak("active") - run.peak("allocated") for name, run in runs.items()}
+behind = {name: max(at.active - at.allocated for at in run.memory) for name, run in runs.items()}
 outcome("12.5", behind["yours, held"], how="model", slips={"as with record_stream": behind["record_stream"]})
-print(f"{'MiB, model, not measured':26}{'allocated':>10}{'active':>8}{'reserved':>10}{'step, ms':>10}  hazards")
+print(f"{'MiB, model, not measured':26}{'allocated':>10}{'held back':>11}{'reserved':>10}{'step, ms':>10}  hazards")
 for name, run in runs.items():
-    peaks = [run.peak(what) / MIB for what in ("allocated", "active", "reserved")]
-    print(f"{name:26}{peaks[0]:10.1f}{peaks[1]:8.1f}{peaks[2]:10.1f}{run.seconds * 1e3:10.2f}  {len(run.hazards)}")
+    sizes = [size / MIB for size in (run.peak("allocated"), behind[name], run.peak("reserved"))]
+    print(f"{name:26}{sizes[0]:10.1f}{sizes[1]:11.1f}{sizes[2]:10.1f}{run.seconds * 1e3:10.2f}  {len(run.hazards)}")
 print_wrapped(f"no wait: {runs['no wait'].hazards[0].text}")
 
 # %%
@@ -866,8 +866,9 @@ plots.timeline(
 )
 
 # %% [markdown]
-# In the second row, only the *host* could hold gathers back, which is what lab 08's limiter does. In the first row, the
-# streams hold them back, and the host queues the whole step at once.
+# With `record_stream`, 18.7 MiB are held back at one moment: the first figure shows them as freed, waiting for an
+# event. Only the *host* could hold these gathers back, which is what lab 08's limiter does. With your functions, the
+# streams hold gathers back (first row of the second figure), and the host queues the whole step at once.
 #
 # The third way, freeing without a wait, needs no more memory and no more time, but it is wrong: a packing kernel gets
 # memory that the link may still be using. On a GPU, no error would be raised; now and then, a loss would be wrong.
@@ -928,7 +929,7 @@ print("all six of your pieces on 3 ranks, losses equal to one process within 1e-
 assert near
 
 # %% [markdown]
-# ### Computed: the cost and the benefit of padding (C26)
+# ### Computed: the cost and the benefit of padding
 #
 # There are two kinds of padding. Padding of *rows* rounds a parameter's length up to a multiple of N. It grows with N,
 # and costs most if a parameter has few, long rows. The *gap* takes at most 15 bytes for each rank and unit. A flat unit
@@ -1066,23 +1067,38 @@ assert all(equal)
 #
 # **1. The weight of a Linear, [3, 4096], is sharded over 8 ranks. What does each rank hold, and how could you do
 # better?**
-# <details><summary>Answer</summary>Ranks 0 to 2 hold one row each, and the others hold nothing. The weight's column in
-# the buffer is one row wide on all 8 ranks, so most of the traffic is padding. Cut the weight along dimension 1 with
-# `shard_placement_fn`, so that each rank holds 512 columns.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Ranks 0 to 2 hold one row each, and the others hold nothing. The weight's column in the buffer is one row wide on all
+# 8 ranks, so most of the traffic is padding. Cut the weight along dimension 1 with `shard_placement_fn`, so that each
+# rank holds 512 columns.
+# </details>
 #
 # **2. Why must unused places be zero in 12.4, but not in 12.2?**
-# <details><summary>Answer</summary>The unused places of a gathered row are never read, because the copy out skips them.
-# A reduction adds up all places. The sums in unused places are not delivered to any parameter, but hooks and checks for
-# infinities see them, and a single nan there would spoil the result.</details>
+#
+# <details><summary>Answer</summary>
+#
+# The unused places of a gathered row are never read, because the copy out skips them. A reduction adds up all places.
+# The sums in unused places are not delivered to any parameter, but hooks and checks for infinities see them, and a
+# single nan there would spoil the result.
+# </details>
 #
 # **3. With `record_stream`, flat parameters need a limiter. Could they be held by reference instead?**
-# <details><summary>Answer</summary>Yes: nothing in 12.5 depends on the layout. The last reader of a flat buffer is the
-# unit's computation, so the stream that owns the buffer waits longer than for a copy out.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Yes: nothing in 12.5 depends on the layout. The last reader of a flat buffer is the unit's computation, so the stream
+# that owns the buffer waits longer than for a copy out.
+# </details>
 #
 # **4. For which optimizers would it be wrong to cut between any two elements, as a flat parameter does?**
-# <details><summary>Answer</summary>For those that work on matrices or rows, such as Muon, Shampoo and Adafactor. Adam
-# works element by element. Even whole rows are not a whole matrix, so optimizers that need whole matrices gather them
-# first. </details>
+#
+# <details><summary>Answer</summary>
+#
+# For those that work on matrices or rows, such as Muon, Shampoo and Adafactor. Adam works element by element. Even
+# whole rows are not a whole matrix, so optimizers that need whole matrices gather them first.
+# </details>
 #
 # ## Further reading
 #

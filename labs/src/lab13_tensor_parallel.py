@@ -10,31 +10,33 @@
 # %% [markdown]
 # # Lab 13: tensor parallelism
 #
-# FSDP shards the *storage*. When a layer computes, its parameters are whole, and each rank has its own
-# rows of the batch. Tensor parallelism shards the *computation*: a rank keeps its part of a matrix,
-# multiplies with that part alone, and all ranks work on the same rows. Parameters never travel.
-# Activations do.
+# FSDP shards the *storage*: a layer is whole while it computes, and each rank has its own rows of the batch. Tensor
+# parallelism shards the *computation*: a rank keeps one part of a matrix and multiplies only with that part, and all
+# ranks work on the same rows of the batch. Parameters never travel. Activations do.
 #
-# ![One product of a 2 by 3 and a 3 by 2 matrix, cut by columns, where the parts are put side by side, and by rows,
-# where the summands are added](../slides/figures/scale-product.svg)
+# ![The product of a 2 by 3 and a 3 by 2 matrix, computed in two ways: with the second matrix split by columns, where
+# the results are placed side by side, and split by rows, where the partial sums are
+# added](../slides/figures/scale-product.svg)
 #
-# *From [lecture 6, Beyond the flat parameter](../slides/scale.md), which comes before this lab: its second half.*
+# *From [lecture 6, Beyond the flat parameter](../slides/scale.md), whose second half comes before this lab.*
 #
 # **Afterwards you can**
 #
-# - cut a matrix product by columns and by rows, and name the message that each needs;
-# - say where a transformer block sums in forward, where in backward, and why nowhere else;
-# - compute a cross-entropy from logits that no rank has whole;
-# - cut norms and dropout along the sequence, and name the gradients that are then summands;
-# - predict activations and traffic from b, s, h and t, and say when tensor parallelism is the cheaper.
+# - split a matrix product by columns and by rows, and name the collective that each split needs;
+# - explain where a transformer block sums over the ranks in forward, where it does so in backward, and why it needs
+#   no other sums;
+# - compute a cross-entropy when no rank has all the logits;
+# - shard norms and dropout along the sequence, and name the parameters whose gradients are then only partial sums;
+# - predict activation memory and traffic from b, s, h and t, and decide when tensor parallelism sends less than FSDP.
 #
-# **You need** labs 00 to 05: all-reduce, all-gather, reduce-scatter and what a ring sends for each.
+# **You need** labs 00 to 05: all-reduce, all-gather and reduce-scatter, and the bytes that a ring sends for each of
+# them.
 #
-# **Time** 60 minutes. **To run** on a laptop (gloo, 2 to 4 processes), on one GPU, or on a GPU node.
-# **Memory** a rank's tensors take less than 40 MiB here.
+# **Time** 60 minutes. **To run** on a laptop (gloo, 2 to 4 processes), on one GPU, or on a GPU node. **Memory** a
+# rank's tensors take less than 40 MiB here.
 #
-# The papers write t for the number of ranks, b, s and h for batch, sequence length and width. So does
-# this lab.
+# The papers write t for the number of tensor-parallel ranks, and b, s and h for batch size, sequence length and
+# width. This lab does the same.
 
 # %% tags=["setup"]
 # set-up
@@ -49,23 +51,23 @@ from minifsdp import comm
 from minifsdp.comm import Group
 from minifsdp.course.workshop import exercise, outcome, predict
 
-Crossing = Callable[[Tensor], Tensor]  # what activations go through on their way into or out of a cut layer
+Crossing = Callable[[Tensor], Tensor]  # applied to activations as they enter or leave the sharded layers
 
 # %% [markdown]
 # ## 13.1 Multiply
 #
 # *9 minutes, medium*
 #
-# In the drawing x is [[1, 2, 3], [4, 5, 6]] and w is [[1, 2], [3, 4], [5, 6]], on two ranks.
+# In the drawing, x is [[1, 2, 3], [4, 5, 6]], w is [[1, 2], [3, 4], [5, 6]], and there are two ranks.
 #
-# **By columns.** A rank has some columns of w, and all of x. It makes those columns of the product.
-# The ranks' columns are put side by side.
+# **Splitting w by columns.** A rank has some columns of w and all of x, and computes the same columns of the product.
+# The ranks' columns are then placed side by side.
 #
-# **By rows.** A rank has some rows of w. They meet the same *columns* of x. The product of the two has
-# the full shape and is a *summand*: the ranks' products have to be added up.
+# **Splitting w by rows.** A rank has some rows of w and multiplies them with the matching *columns* of x. The result
+# has the full shape, but it is only a *partial sum*: the ranks' results have to be added up.
 #
-# Predict: rings carry both messages. How many times as many bytes does a rank send by rows as by
-# columns, for the same product on the same ranks?
+# Predict: both collectives use a ring. Divide the bytes that a rank sends with w split by rows by the bytes that it
+# sends with w split by columns, for the same product on the same ranks. What is the quotient?
 
 # %%
 predict("13.1", ..., "bytes that a rank sends by rows, over those by columns")
@@ -74,20 +76,20 @@ predict("13.1", ..., "bytes that a rank sends by rows, over those by columns")
 # %% tags=["exercise-13.1"]
 @exercise("13.1")
 def multiply(x: Tensor, w: Tensor, by: Literal["columns", "rows"], group: Group) -> Tensor:
-    """x w on all ranks, of products with parts of w.
+    """Compute x w, with each rank multiplying with only its part of w.
 
-    `comm.all_gather(output, part, group).wait()` joins parts of equal size along the first dimension,
-    `comm.all_reduce(tensor, group).wait()` sums in place. Both take contiguous tensors.
+    `comm.all_gather(output, part, group).wait()` joins parts of equal size along the first dimension.
+    `comm.all_reduce(tensor, group).wait()` sums in place. Both need contiguous tensors.
 
     Args:
         x: [rows, in], the same on every rank of `group`.
-        w: [in, out], the same on every rank; a rank multiplies with its part alone.
-        by: along which dimension w is cut. Parts are those of `torch.chunk`: ceil(length / t) columns
-            or rows each, the last ones fewer, perhaps none.
-        group: the t ranks, perhaps a part of the world.
+        w: [in, out], the same on every rank. A rank multiplies with only its part.
+        by: the dimension along which w is split. The parts are those of `torch.chunk`: ceil(length / t)
+            columns or rows each; the last ranks may have fewer, or none.
+        group: the t ranks, which may be only some of the ranks in the world.
 
     Returns:
-        [rows, out], the whole product, on every rank, after one collective.
+        [rows, out], the whole product on every rank, after a single collective.
     """
     ...
 
@@ -110,6 +112,7 @@ from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.link.emulated import let_communication_go_first, parse_link
+from minifsdp.course.machine.pieces import NETWORK, NVLINK, products_of_block
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.watch.timeline import Span, overlap, read_trace
 from minifsdp.course.watch.trace import record_trace
@@ -119,12 +122,12 @@ from minifsdp.tensor_parallel.dropout import own_random_numbers
 X, W = torch.tensor([[1.0, 2, 3], [4, 5, 6]]), torch.tensor([[1.0, 2], [3, 4], [5, 6]])
 
 # %% [markdown]
-# ### Measured: the smallest example, by columns and by rows (C27)
+# ### Measured: the smallest example, split by columns and by rows
 
 
 # %% tags=["C27"]
 def smallest(by: Literal["columns", "rows"]) -> tuple[Any, list[str], float]:
-    """The product on this rank, the messages, and the bytes sent."""
+    """Return this rank's product, the collectives, and the number of bytes sent."""
     x, w = X.to(rank_device()), W.to(rank_device())
     with comm.record() as calls:
         product = multiply(x, w, by, comm.world())
@@ -143,29 +146,29 @@ slips = {"an all-reduce goes around the ring twice, an all-gather once": 1}
 outcome("13.1", sent["rows"] / sent["columns"], ranks=2, slips=slips)
 
 # %% [markdown]
-# Two layers in a row need less than twice that. Cut the first matrix by columns and the second by
-# rows: what the first makes on a rank is just what the second needs there, so nothing is sent between
-# them. One sum at the end is all. That pair is the idea of Megatron-LM
-# ([Shoeybi et al., section 3](https://arxiv.org/abs/1909.08053)).
+# Two consecutive layers need fewer messages than two separate ones. Split the first matrix by columns and the second
+# by rows. The columns that a rank computes in the first layer are exactly the ones that it needs as input to the
+# second, so nothing is sent between the two layers. A single sum at the end is enough. This pair is the idea behind
+# Megatron-LM ([Shoeybi et al., section 3](https://arxiv.org/abs/1909.08053)).
 #
 # ## 13.2 f and g
 #
 # *7 minutes, medium*
 #
-# Backward needs messages, too, and autograd knows nothing of `comm`. Two autograd functions bring
-# the pair in. **f** stands where a whole activation enters cut layers: all ranks have the same x, and
-# each uses it with its own part of the weight. So each rank's gradient of x is a summand, and f adds
-# them up. **g** stands where summands leave: forward it adds them up. All ranks go on alike from
-# there, so the gradient that comes back is the whole one on each.
+# Backward needs messages, too, and autograd cannot differentiate through `comm`. Two autograd functions add the
+# messages to both directions. **f** is applied where a whole activation enters the sharded layers. All ranks have the
+# same x, and each multiplies it with a different part of the weight, so each rank's gradient of x is a partial sum.
+# In backward, f adds up these gradients. **g** is applied where partial sums leave the sharded layers. In forward, g
+# adds them up. All ranks continue with the same sum, so in backward each rank already receives the complete gradient.
 #
 # | | forward | backward |
 # |---|---|---|
 # | f | nothing | all-reduce |
 # | g | all-reduce | nothing |
 #
-# Predict: a g that all-reduces in backward as well is an easy slip. The model is two such pairs of
-# layers, one after the other, on 2 ranks. By which factor are the gradients of the *first* pair's
-# weights wrong?
+# Predict: an easy slip is a g that runs an all-reduce in backward as well. Consider a model with two such pairs of
+# layers, one after the other, on 2 ranks. By what factor does this slip multiply the gradients of the *first* pair's
+# weights?
 
 # %%
 predict("13.2", ..., "factor in the first pair's gradients, of two, on 2 ranks")
@@ -174,13 +177,13 @@ predict("13.2", ..., "factor in the first pair's gradients, of two, on 2 ranks")
 # %% tags=["exercise-13.2"]
 @exercise("13.2")
 def f_and_g(group: Group) -> tuple[Crossing, Crossing]:
-    """Return f and g, for tensors of any shape.
+    """Return f and g, which accept tensors of any shape.
 
-    f(x): x forward; backward the sum over `group` of the ranks' gradients.
-    g(x): the sum over `group` of the ranks' x; backward the gradient as it comes.
+    f(x): returns x in forward; in backward, returns the sum of the ranks' gradients over `group`.
+    g(x): returns the sum of the ranks' x over `group`; in backward, returns the gradient unchanged.
 
-    Neither changes its input, nor the gradient that it is handed: others may have a reference to it. A
-    gradient need not be contiguous. A message is.
+    Neither function modifies its input or the gradient that it receives, because other code may hold a
+    reference to them. A gradient may be non-contiguous, but the tensor sent must be contiguous.
     """
     ...
 
@@ -190,16 +193,17 @@ def f_and_g(group: Group) -> tuple[Crossing, Crossing]:
 #
 # *5 minutes, easy*
 #
-# The block's MLP is `down(gelu(up(x)))`. `nn.Linear` stores its weight as [out, in], so `up` by columns
-# is a part of its *first* dimension. Gelu works on each feature by itself, so it needs no message.
+# The block's MLP is `down(gelu(up(x)))`. `nn.Linear` stores its weight as [out, in], so splitting `up` by columns
+# means splitting the *first* dimension of its stored weight. Gelu works on each feature independently, so it needs no
+# message.
 #
-# Two biases: the one of `up` is cut with its columns. The one of `down` is whole on every rank. Where
-# does it go?
+# There are two biases. The bias of `up` is sharded in the same way as the columns of `up`. The bias of `down` is
+# whole on every rank. Where should it be added?
 #
-# Predict: attention is cut in the same way. Each rank has some heads, that is columns of q, k and v,
-# and the same rows of the output projection. The embedding is cut along the vocabulary and ends in a
-# g, the head begins with an f. How many messages of [b, s, h] does a forward and backward of a model
-# with 4 blocks send?
+# Predict: attention is sharded in the same way. Each rank has some of the heads, that is, some columns of q, k and v,
+# together with the matching rows of the output projection. The embedding is sharded along the vocabulary and followed
+# by a g. The head starts with an f. How many messages of size [b, s, h] does a model with 4 blocks send in one
+# forward and backward pass?
 
 # %%
 predict("13.3", ..., "messages of [b, s, h] in a step, 4 blocks, embedding and head")
@@ -208,17 +212,17 @@ predict("13.3", ..., "messages of [b, s, h] in a step, 4 blocks, embedding and h
 # %% tags=["exercise-13.3"]
 @exercise("13.3")
 def mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, f: Crossing, g: Crossing) -> Tensor:
-    """gelu(x up^T + up_bias) down^T + down_bias, on t ranks, each with its parts.
+    """Compute gelu(x up^T + up_bias) down^T + down_bias on t ranks, each with its own parts.
 
-    One message forward, g's, and one backward, f's.
+    There is one message in forward, from g, and one in backward, from f.
 
     Args:
         x: [.., h], whole on every rank.
         up: [inner / t, h], this rank's columns, as `nn.Linear` stores them.
         up_bias: [inner / t], this rank's part.
         down: [h, inner / t], this rank's rows, as `nn.Linear` stores them.
-        down_bias: [h], whole on every rank, where it gets the same gradient.
-        f, g: of 13.2.
+        down_bias: [h], whole on every rank; every rank computes the same gradient for it.
+        f, g: the functions of 13.2.
 
     Returns:
         [.., h], the same on every rank.
@@ -229,22 +233,23 @@ def mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor,
 # %% [markdown]
 # ### Break it: a bias added before the sum
 #
-# `F.linear` takes a bias, and so it slips in before g. Forward on 1, 2 and 3 ranks, against one process:
+# `F.linear` accepts a bias, so it is easy to add the bias before g by mistake. The cell runs only forward, on 1, 2
+# and 3 ranks, and compares the output with that of one process.
 
 
 # %%
 SETTINGS = Settings(ranks=2, batch=8, layers=4, width=96, context=24)
-BATCHES = list(SETTINGS.batches())  # tensor-parallel ranks all take the same rows
+BATCHES = list(SETTINGS.batches())  # all tensor-parallel ranks take the same rows
 
 
 def whole(layers: int = 4, dtype: torch.dtype = torch.float32) -> GPT:
-    """The same on every rank, with heads for 2, 3 and 4 ranks."""
+    """A model with the same values on every rank, whose heads can be shared among 2, 3 or 4 ranks."""
     torch.manual_seed(0)
     return GPT(width=96, layers=layers, heads=12, context=24).to(rank_device(), dtype)
 
 
 def too_early() -> tuple[float, float]:
-    """How far the output is off, in units of the bias; without the slip, and with it."""
+    """Return the error of the output in units of the bias, first for your MLP, then with the slip."""
     group, block = comm.world(), whole(1, torch.float64).blocks[0]
     f, g = f_and_g(group)
     x = torch.randn(2, 3, 96, dtype=torch.float64, device=rank_device())
@@ -264,18 +269,18 @@ for ranks in (1, 2, 3):
     assert yours < 1e-9 < abs(slipped - (ranks - 1)) + 1e-6
 
 # %% [markdown]
-# On one rank, where code is tested first, the slip is right. On t ranks the bias counts t times,
-# training adapts to that, and the checkpoint is wrong everywhere else.
+# On one rank, where code is usually tested first, the slip causes no error. On t ranks the bias is added t times.
+# Training adapts to that, and the resulting checkpoint is wrong for any other number of ranks.
 #
 # ### Break it: an all-reduce in both directions
 #
-# Two MLPs, one after the other, on 2 ranks. Norms of gradients, with your g and with one that also sums
-# backward, over those of one process.
+# The model consists of two MLPs, one after the other, on 2 ranks. The cell prints gradient norms relative to those of
+# one process, first with your g and then with a g that also sums in backward.
 
 
 # %%
 class Doubled(torch.autograd.Function):
-    """g, summing in both directions."""
+    """A g that sums in both directions."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -289,7 +294,7 @@ class Doubled(torch.autograd.Function):
 
 
 def two_pairs(doubled: bool) -> tuple[float, list[float]]:
-    """The loss and each pair's gradient, over those of one process."""
+    """Return the ratio of the loss to one process's loss, and the same ratio for each pair's gradient."""
     group, model = comm.world(), whole(2, torch.float64)
     f, g = f_and_g(group)
     x = torch.randn(2, 3, 96, dtype=torch.float64, device=rank_device())
@@ -319,25 +324,25 @@ for name, doubled in (("yours", False), ("both ways", True)):
 outcome("13.2", round(factors[0], 6), slips={"every g on the way back multiplies by t, the second pair's, too": 2})
 
 # %% [markdown]
-# The loss does not show it: forward is right. AdamW divides a gradient by its own size, so the model
-# even trains. Clipping sees a norm that is too large, and SGD takes steps that are too long. So
-# compare *gradients* with one process, not the first loss.
+# The loss does not reveal the slip, because forward is correct. AdamW divides each gradient by its own magnitude, so
+# the model even trains. But clipping sees a norm that is too large, and SGD takes steps that are too long. So compare
+# *gradients* with those of one process, not the first loss.
 #
-# ## 13.4 The loss, of logits that are cut
+# ## 13.4 The loss from sharded logits
 #
 # *10 minutes, hard*
 #
-# The head is a matrix like others: by columns, each rank makes the logits of its part of the
-# vocabulary. With 128,256 tokens (Llama 3) the logits are a model's largest activation, too large to
-# gather. Cross-entropy needs little of them:
+# The head is a matrix like the others. Split by columns, it gives each rank the logits for its part of the
+# vocabulary. With 128,256 tokens in the vocabulary (Llama 3), the logits are the largest activation of a model, too
+# large to gather. Cross-entropy needs only a little information from them:
 #
 # $$\text{loss} = \log \sum_v e^{x_v - m} - (x_\text{target} - m), \qquad m = \max_v x_v$$
 #
-# Three numbers per token come from all ranks: the maximum m, against overflow of $e^x$; the sum; and
-# the target's logit, from the one rank that has it.
+# Only three numbers per token have to be combined over all ranks: the maximum m, which prevents overflow of $e^x$;
+# the sum; and the target's logit, which only one rank has.
 #
-# Predict: 1,024 classes in float32 on 2 ranks. How many times as many bytes as yours does an
-# all-gather of the logits send? 5 % off is fine.
+# Predict: there are 1,024 classes in float32 on 2 ranks. By what factor would an all-gather of the logits send more
+# bytes than your function? An error of 5 % is fine.
 
 # %%
 predict("13.4", ..., "bytes that gathering logits sends, over those of three numbers per token")
@@ -346,27 +351,27 @@ predict("13.4", ..., "bytes that gathering logits sends, over those of three num
 # %% tags=["exercise-13.4"]
 @exercise("13.4")
 def cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Group, g: Crossing) -> Tensor:
-    """Mean cross-entropy of logits that are cut along the vocabulary, the same on every rank.
+    """Compute the mean cross-entropy of logits that are sharded along the vocabulary.
 
-    Backward needs no message, if it goes through `g`. `comm.MAX` is the operation of a maximum, as in
+    Backward needs no message if the sums go through `g`. For the maximum over the ranks, use
     `comm.all_reduce(tensor, group, comm.MAX)`.
 
     Args:
-        logits: [tokens, V_r], this rank's classes, at least one; any finite values.
-        targets: [tokens] int64, from 0 to V - 1, whole on every rank: most are other ranks' classes.
-        first: this rank's first class.
+        logits: [tokens, V_r], the logits of this rank's classes, at least one, with any finite values.
+        targets: [tokens] int64, from 0 to V - 1, whole on every rank. Most are classes of other ranks.
+        first: the index of this rank's first class.
         group: the t ranks.
-        g: of 13.2: sums forward, copies backward.
+        g: the g of 13.2, which sums in forward and copies in backward.
 
     Returns:
-        The mean over the tokens, a scalar.
+        The mean over the tokens, a scalar, the same on every rank.
     """
     ...
 
 
 # %%
 def bytes_of_a_loss(classes: int, tokens: int = 64) -> tuple[float, float]:
-    """Bytes that a rank sends for the loss and its gradient; to gather the logits."""
+    """Return the bytes that a rank sends for the loss and its gradient, and to gather the logits."""
     group = comm.world()
     mine = torch.randn(tokens, classes // group.size(), device=rank_device(), requires_grad=True)
     targets = torch.randint(classes, (tokens,), generator=torch.Generator().manual_seed(0)).to(rank_device())
@@ -393,16 +398,17 @@ for classes in (256, 1024, 4096):
         outcome("13.4", round(gathered / yours, 1), ranks=2, slips=slips)
 
 # %% [markdown]
-# ## Your pieces make a GPT
+# ## Your functions make up a GPT
 #
-# A block on a rank, of f, g and your MLP. Attention is the same pair: `qkv` by columns, whole heads of
-# each of q, k and v; `out` by rows. `enter` and `leave` are f and g for now, `share` changes nothing,
-# and `norm` is torch's. 13.5 and 13.6 will put other functions in their places.
+# The next cell builds one rank's part of a block from f, g and your MLP. Attention follows the same pattern: `qkv` is
+# split by columns, so that a rank has whole heads of each of q, k and v, and `out` is split by rows. For now, `enter`
+# and `leave` are f and g, `share` changes nothing, and `norm` is torch's. Exercises 13.5 and 13.6 will replace them
+# with other functions.
 
 
 # %% tags=["shown"]
 class Way(NamedTuple):
-    """How activations enter and leave cut layers, and what whole parameters go through."""
+    """The functions applied to activations entering and leaving sharded layers, and to whole parameters."""
 
     enter: Crossing
     leave: Crossing
@@ -418,11 +424,11 @@ class CutBlock(nn.Module):
         mine = partial(part_of, group=group)
         self.way, self.heads = way, block.heads // group.size()
         self.norm1, self.norm2 = block.norm1, block.norm2
-        self.qkv = mine(block.qkv.weight.unflatten(0, (3, -1)), 1)  # of q, of k and of v, each
+        self.qkv = mine(block.qkv.weight.unflatten(0, (3, -1)), 1)  # a part of each of q, k and v
         self.qkv_bias = mine(block.qkv.bias.unflatten(0, (3, -1)), 1)
         self.up, self.up_bias = mine(block.up.weight, 0), mine(block.up.bias, 0)
         self.out, self.down = mine(block.out.weight, 1), mine(block.down.weight, 1)
-        self.out_bias, self.down_bias = block.out.bias, block.down.bias  # whole
+        self.out_bias, self.down_bias = block.out.bias, block.down.bias  # whole on every rank
 
     def forward(self, x: Tensor) -> Tensor:
         enter, leave, share, norm = self.way
@@ -444,7 +450,7 @@ def part_of(p: Tensor, dim: int, group: Group) -> nn.Parameter:
 
 
 class CutGPT(nn.Module):
-    """Embedding and head are cut along the vocabulary, of 257 tokens: uneven parts."""
+    """This rank's part of the GPT. Its vocabulary of 257 tokens is sharded into uneven parts."""
 
     def __init__(self, model: Any, group: Group, way: Way) -> None:
         super().__init__()
@@ -459,7 +465,7 @@ class CutGPT(nn.Module):
         index = tokens - self.first
         here = (index >= 0) & (index < len(self.embed))
         summand = F.embedding(torch.where(here, index, 0), self.embed) * here[..., None]
-        x = leave(summand)  # with sequence parallelism: this rank's tokens
+        x = leave(summand)  # with sequence parallelism, only this rank's tokens
         position, length = share(self.position), x.shape[1]
         start = self.group.rank() * length if length < len(position) else 0
         x = x + position[start : start + length]
@@ -487,7 +493,7 @@ MakeWay = Callable[[Group], Way]
 
 
 def build(way: MakeWay | None, layers: int = 4, dtype: torch.dtype = torch.float32) -> Any:
-    """The model on this rank; None: the whole one."""
+    """Return this rank's part of the model, or the whole model if `way` is None."""
     model = whole(layers, dtype)
     return model if way is None else CutGPT(model, comm.world(), way(comm.world())).to(rank_device())
 
@@ -497,9 +503,9 @@ def batch(number: int = 0) -> data.Batch:
 
 
 # %% [markdown]
-# ### Measured: the losses of one process
+# ### Measured: the losses are those of one process
 #
-# Four steps of AdamW in float64: the largest difference from one process, on any rank.
+# The cell runs four steps of AdamW in float64 and compares the losses on every rank with those of one process.
 
 
 # %%
@@ -529,7 +535,7 @@ for ranks in (2, 3, 4):
 
 
 def messages(way: MakeWay, layers: int = 4) -> list[comm.Call]:
-    """Those of a step whose tensors are [b, s, h]."""
+    """Return the collectives of one step whose tensors have the size [b, s, h]."""
     model = build(way, layers)
     with comm.record() as calls:
         model(*batch()).backward()
@@ -540,9 +546,10 @@ slips = {"the embedding sums once forward, and the head's f once backward": 16, 
 outcome("13.3", len(launch(messages, 2, tensor_parallel)[0]), slips=slips)
 
 # %% [markdown]
-# ### Measured: whole parameters and parts of them (C13)
+# ### Measured: whole parameters and parts of them
 #
-# What goes into `up` of the first block, with FSDP and with yours, on 2 ranks and 8 sequences.
+# The cell prints the shapes of the activations and of the weight that enter `up` in the first block, with FSDP and
+# with your tensor parallelism, on 2 ranks with 8 sequences.
 
 
 # %% tags=["C13"]
@@ -551,7 +558,7 @@ def fsdp(layers: int = 4) -> nn.Module:
 
 
 def shapes() -> dict[str, tuple[list[int], list[int]]]:
-    """Of the activations that the first block gets, and of the weight it multiplies with."""
+    """Return the shapes of the activations that enter the first block, and of the weight of `up`."""
     found = {}
     sharded, cut = fsdp(), build(tensor_parallel)
 
@@ -571,17 +578,17 @@ for name, (activation, weight) in launch(shapes, 2)[0].items():
 print("expected of FSDP 4 of 8 sequences and all 384 rows of the weight, of yours 8 and 192")
 
 # %% [markdown]
-# FSDP is data parallelism. Tensor parallelism is not: all its ranks see the same batch, so they count
-# as *one* worker for the data loader, and the batch does not grow with t.
+# FSDP is a form of data parallelism. Tensor parallelism is not: all its ranks see the same batch. To the data loader
+# they are therefore *one* worker, and the batch does not grow with t.
 #
-# ## What it leaves in memory
+# ## How much memory remains
 #
-# Parameters, gradients and optimizer state of cut layers are 1/t. Activations are not all cut. Count a
-# block's, in tensors of s b h elements, that autograd keeps on one process: the inputs of two norms (2)
-# and of two cut layers (2), which are whole on every rank; q, k and v (3), attention's output (1), `up`'s
-# output (4) and gelu's (4), which are parts.
+# The parameters, gradients and optimizer state of sharded layers shrink to 1/t. Of the activations, only some are
+# sharded. Count the tensors that autograd keeps for one block on one process, in units of s b h elements. The inputs
+# of the two norms (2) and the inputs of `qkv` and `up` (2) are whole on every rank. The rest is sharded: q, k and v
+# (3), the output of attention (1), the output of `up` (4) and the output of gelu (4).
 #
-# Predict: which fraction of one process's activations does a block keep on 4 ranks?
+# Predict: what fraction of one process's activations does a block keep on each of 4 ranks?
 
 # %%
 predict("activations", ..., "activations of a block on 4 ranks, over those on one process")
@@ -589,7 +596,7 @@ predict("activations", ..., "activations of a block on 4 ranks, over those on on
 
 # %%
 def kept(way: MakeWay | None, layers: int) -> int:
-    """Bytes of activations between forward and backward."""
+    """Return the bytes of activations that are kept between forward and backward."""
     with Ledger() as ledger:
         model = build(way, layers)
         ledger.watch(model)
@@ -600,11 +607,11 @@ def kept(way: MakeWay | None, layers: int) -> int:
 
 
 def of_a_block(way: MakeWay | None) -> float:
-    """What two blocks more keep, halved."""
+    """Return the bytes for one block: half of what two additional blocks keep."""
     return (kept(way, 4) - kept(way, 2)) / 2
 
 
-SBH = 24 * 8 * 96 * 4  # bytes of a tensor [b, s, h]
+SBH = 24 * 8 * 96 * 4  # bytes of a [b, s, h] tensor
 (one,) = launch(of_a_block, 1, None)
 activations = {"tensor parallel": {1: one}}
 for ranks in (2, 3, 4):
@@ -616,27 +623,29 @@ slips = {"whole on every rank: the inputs of norms and of cut layers": 1 / 4}
 outcome("activations", activations["tensor parallel"][4] / one, ranks=4, slips=slips)
 
 # %% [markdown]
-# [Korthikanti et al.](https://arxiv.org/abs/2205.05198) count the same in bytes of fp16, with dropout:
-# s b h (10 + 24 / t). 10 is your 4 in fp16, and two masks of a byte. However many ranks there are, the
-# 10 stay.
+# [Korthikanti et al.](https://arxiv.org/abs/2205.05198) make the same count in bytes of fp16, with dropout, and get s
+# b h (10 + 24 / t). Their 10 consists of your 4 tensors in fp16 and two dropout masks of one byte per element. This
+# part does not shrink, however many ranks there are.
 #
-# ## 13.5 Cut the sequence
+# ## 13.5 Shard the sequence
 #
 # *8 minutes, medium*
 #
-# Between g and the next f every rank does the same: a norm, dropout, a residual sum, each token by
-# itself. So let each rank do it for s / t of the tokens. An all-reduce is a reduce-scatter and an
-# all-gather (lab 01): g becomes the first half, f the second, and what lies between works on a part.
+# Between g and the next f, every rank does the same work: a norm, dropout and a residual sum, each of which treats
+# every token independently. So let each rank do this work for s / t of the tokens. An all-reduce is a reduce-scatter
+# followed by an all-gather (lab 01). g becomes the reduce-scatter, f becomes the all-gather, and everything in
+# between works on a part of the sequence.
 #
 # | | forward | backward |
 # |---|---|---|
 # | f | all-gather along s | reduce-scatter |
 # | g | reduce-scatter along s | all-gather |
 #
-# Each is the other's transpose. In f's backward a rank does not simply take its tokens out of its own
-# gradient: every rank has used all tokens, with its part of the weight, so gradients are summands.
+# In each row, the backward operation is the transpose of the forward operation. In the backward of f, it is not
+# enough for a rank to take its own tokens out of its own gradient. Every rank has used all tokens with its part of
+# the weight, so each rank's gradient is a partial sum.
 #
-# Predict: a block now has twice as many messages. How many times as many bytes does it send?
+# Predict: a block now sends twice as many messages. By what factor does the number of bytes change?
 
 # %%
 predict("13.5", ..., "bytes that a block sends with sequence parallelism, over those without")
@@ -645,28 +654,30 @@ predict("13.5", ..., "bytes that a block sends with sequence parallelism, over t
 # %% tags=["exercise-13.5"]
 @exercise("13.5")
 def sequence_f_and_g(group: Group) -> tuple[Crossing, Crossing]:
-    """Return f and g for activations that are cut along dimension 1, the sequence, in rank order.
+    """Return f and g for activations that are sharded along dimension 1, the sequence, in rank order.
 
-    f(part): [b, s / t, h] -> [b, s, h], all ranks' tokens. Its gradient [b, s, h] is a summand.
-    g(summand): [b, s, h] -> [b, s / t, h], this rank's tokens of the sum. t divides s.
+    f(part): [b, s / t, h] -> [b, s, h], the tokens of all ranks. The gradient [b, s, h] that arrives
+        in backward is a partial sum.
+    g(partial sum): [b, s, h] -> [b, s / t, h], this rank's tokens of the sum. s is divisible by t.
 
-    One collective in each direction, along the first dimension of contiguous tensors:
-    `comm.all_gather(output, part, group).wait()`, `comm.reduce_scatter(part, whole, group).wait()`.
+    Each function runs one collective in each direction. The collectives join and split contiguous
+    tensors along the first dimension: `comm.all_gather(output, part, group).wait()` and
+    `comm.reduce_scatter(part, whole, group).wait()`.
     """
     ...
 
 
 # %% [markdown]
-# ## 13.6 A norm on a part
+# ## 13.6 A norm on a part of the sequence
 #
 # *4 minutes, easy*
 #
-# A norm's weight and bias are whole on every rank, and meet s / t tokens there. What does that do to
-# their gradients? Left as they are, each rank updates its copy in its own way: the copies drift apart,
-# without an error. Megatron-LM sums these gradients after backward, in one message. Here one of your
-# functions does it.
+# The weight and bias of a norm are whole on every rank, but there they are applied to only s / t tokens. What does
+# that mean for their gradients? If nothing is done, each rank updates its copy differently, and the copies drift
+# apart without any error. Megatron-LM sums these gradients after backward, in one message. Here, one of the functions
+# that you have already written does it.
 #
-# Predict: how many of a block's 12 parameters are in this position, the norms' included?
+# Predict: how many of a block's 12 parameters, including those of the norms, need such a sum?
 
 # %%
 predict("13.6", ..., "parameters of a block whose gradients are summands with sequence parallelism")
@@ -675,12 +686,12 @@ predict("13.6", ..., "parameters of a block whose gradients are summands with se
 # %% tags=["exercise-13.6"]
 @exercise("13.6")
 def norm(part: Tensor, weight: Tensor, bias: Tensor, f: Crossing) -> Tensor:
-    """LayerNorm (eps 1e-5) of this rank's tokens; gradients of weight and bias are those of all tokens.
+    """Apply LayerNorm (eps 1e-5) to this rank's tokens, with gradients of weight and bias over all tokens.
 
     Args:
         part: [b, s / t, h], this rank's tokens.
         weight, bias: [h], the same on every rank.
-        f: of 13.2: copies forward, sums gradients backward.
+        f: the f of 13.2, which copies in forward and sums gradients in backward.
 
     Returns:
         [b, s / t, h].
@@ -695,19 +706,19 @@ def sequence_parallel(group: Group) -> Way:
 
 
 def unshared(group: Group) -> Way:
-    """A slip: whole parameters' gradients are left as they come."""
+    """A slip: the gradients of whole parameters are not summed."""
     return Way(*sequence_f_and_g(group), as_it_is, whole_norm)
 
 
 def gradients() -> dict[str, Tensor]:
-    """Of the first block's parameters that are whole on every rank."""
+    """Return the gradients of those parameters of the first block that are whole on every rank."""
     model = build(unshared)
     model(*batch()).backward()
     return {name: p.grad.cpu() for name, p in model.blocks[0].named_parameters() if p.shape == (96,)}
 
 
 def block_bytes(way: MakeWay) -> tuple[list[str], float]:
-    """A block's messages of activations in a step, and the bytes that a rank sends for them."""
+    """Return a block's messages with activations in one step, and the bytes that a rank sends for them."""
     more, fewer = messages(way, 4), messages(way, 2)
     counts = Counter(call.op for call in more) - Counter(call.op for call in fewer)
     nbytes = (sum(call.wire for call in more) - sum(call.wire for call in fewer)) / 2
@@ -761,13 +772,13 @@ plots.lines(
 )
 
 # %% [markdown]
-# Why 2 + 14 / t and not 16 / t? Your f gathers, and the two layers behind it keep what was gathered,
-# whole. Megatron-LM keeps the part and gathers once more in backward. `minifsdp.tensor_parallel` does so
-# with `regather=True`: two gathers more for each block.
+# Why 2 + 14 / t and not 16 / t? Your f gathers the sequence, and the two layers after it, `qkv` and `up`, keep the
+# gathered tensor whole. Megatron-LM keeps only the part and gathers again in backward. `minifsdp.tensor_parallel`
+# does the same with `regather=True`, which costs two additional gathers per block.
 #
 # ### Measured: the memory of a step, stage by stage
 #
-# On 4 ranks with the sequence cut, next to one process and to tensor parallelism alone.
+# The chart compares sequence parallelism on 4 ranks with tensor parallelism alone and with one process.
 
 
 # %%
@@ -775,7 +786,7 @@ STAGES = ("at rest", "after forward", "after backward", "after the optimizer's s
 
 
 def step_with(way: MakeWay | None) -> dict[str, dict[Any, int]]:
-    """Bytes by tag at the end of each stage of the second step."""
+    """Return the bytes of each kind of tensor at the end of each stage of the second step."""
     with Ledger() as ledger:
         model = build(way)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -810,16 +821,17 @@ plots.stages(
 )
 
 # %% [markdown]
-# ## 13.7 What crosses
+# ## 13.7 Compare the traffic
 #
 # *4 minutes, easy*
 #
-# Tensor parallelism sends activations, FSDP parameters and gradients. Neither depends on the other's
-# size, so at some batch they are equal. Take the same t ranks and the same tokens in all: with FSDP
-# each rank has 1/t of them, with tensor parallelism all ranks have all.
+# Tensor parallelism sends activations; FSDP sends parameters and gradients. The size of the activations depends on
+# the batch, and the size of the parameters does not, so there is a batch for which both send equally much. Compare
+# them on the same t ranks with the same total number of tokens. With FSDP, each rank has 1/t of the tokens; with
+# tensor parallelism, every rank has all of them.
 #
-# Predict: a block of this model has 111,840 parameters, and h is 96. At how many tokens in a step do
-# both send as many bytes? 5 % off is fine.
+# Predict: a block of this model has 111,840 parameters, and h is 96. For how many tokens per step do both send the
+# same number of bytes? An error of 5 % is fine.
 
 # %%
 predict("13.7", ..., "tokens in a step at which both send as many bytes")
@@ -828,29 +840,29 @@ predict("13.7", ..., "tokens in a step at which both send as many bytes")
 # %% tags=["exercise-13.7"]
 @exercise("13.7")
 def crossing(tokens: int, width: int, parameters: int, ranks: int, itemsize: int) -> tuple[float, float]:
-    """Bytes that a rank sends for one block in a step, by rings.
+    """Compute the bytes that a rank sends for one block in one step, with ring collectives.
 
     Args:
-        tokens: b s, those of a step on all ranks together.
+        tokens: b s, the number of tokens in a step on all ranks together.
         width: h.
-        parameters: elements of the block.
+        parameters: the number of elements in the block's parameters.
         ranks: t.
-        itemsize: bytes of an element.
+        itemsize: the size of an element in bytes.
 
     Returns:
-        With tensor parallelism (with or without a cut sequence); with FSDP, whose units are freed
-        after forward. Sums of norms' gradients are left out.
+        First the bytes for tensor parallelism (with or without sequence parallelism), then the bytes
+        for FSDP, whose units are freed after forward. The sums of the norms' gradients do not count.
     """
     ...
 
 
 # %% [markdown]
-# ### Measured: at which batch tensor parallelism is the cheaper
+# ### Measured: the batch up to which tensor parallelism sends less
 
 
 # %%
 def sent_by(sequences: int) -> tuple[float, float]:
-    """Bytes that a rank sends for a block: what four blocks send more than two, halved."""
+    """Return the bytes that a rank sends for one block: half the difference between four blocks and two."""
     tokens, targets = (t.repeat(-(-sequences // 8), 1)[:sequences] for t in batch())
     mine = data.shard((tokens, targets), dist.get_rank(), dist.get_world_size())
     found = []
@@ -890,16 +902,17 @@ plots.lines(
 )
 
 # %% [markdown]
-# Both have the factor (t - 1) / t, so the batch at which they are equal does not depend on t: about
-# 4.5 h tokens for all ranks together. For h = 4,096 these are 18,000 tokens, two long sequences. Training
-# steps of millions of tokens are far on the other side: per step tensor parallelism sends much more than
-# FSDP. It is used all the same, inside a host, because a rank's batch cannot be less than one sequence:
-# with more GPUs than sequences, or one sequence that does not fit, FSDP has nothing left to divide.
+# Both numbers contain the factor (t - 1) / t, so the batch at which they are equal does not depend on t. It is about
+# 4.5 h tokens for all ranks together. For h = 4,096 that is 18,000 tokens, or two long sequences. Training steps of
+# millions of tokens are far beyond that point, so tensor parallelism sends much more per step than FSDP. It is used
+# nevertheless, inside a host, because a rank's batch cannot be smaller than one sequence. If there are more GPUs than
+# sequences, or if a single sequence does not fit, FSDP has nothing left to divide.
 #
-# ### Measured: nothing can hide it
+# ### Measured: nothing can hide the messages
 #
-# FSDP gathers the next unit while one computes. Here every product waits for the sum before it. One step
-# of each over an emulated link (1 ms, 100 MB/s).
+# FSDP gathers the next unit while the current one is computing. Here, every product has to wait for the sum before
+# it. The timeline shows one step of tensor parallelism and one with sequence parallelism over an emulated link (1 ms,
+# 100 MB/s).
 
 
 # %% tags=["nbval-ignore-output"]
@@ -908,7 +921,7 @@ STEPS = 8
 
 def trace_steps(folder: Path) -> None:
     let_communication_go_first()
-    rows = tuple(t.repeat(4, 1) for t in batch())  # 32 sequences, so that there is something to compute
+    rows = tuple(t.repeat(4, 1) for t in batch())  # 32 sequences, so that compute takes long enough to see
     with parse_link("latency=1ms,bandwidth=100MB/s") as link:
         for way in (tensor_parallel, sequence_parallel):
             model = build(way)
@@ -923,7 +936,7 @@ def trace_steps(folder: Path) -> None:
 
 
 def fastest(folder: Path, name: str) -> list[Span]:
-    """The step least disturbed by other programs on this machine."""
+    """Return the step that was least disturbed by other programs on this machine."""
     steps = [read_trace(folder / f"{name}-{number}-0.json") for number in range(STEPS)]
     return min(steps, key=lambda spans: max(span.end for span in spans))
 
@@ -941,22 +954,49 @@ plots.timeline(
 )
 
 # %% [markdown]
-# ### Break it: random numbers, equal and different
+# ### Modelled: pieces hide the messages of a fast link
 #
-# Dropout on a *part* (hidden features, attention weights, a part of the sequence) needs a mask of its
-# own on each rank. Dropout on a *whole* activation needs the same mask on all. Two ranks, 10 % dropped,
-# and both slips.
+# Async tensor parallelism splits the sequence into t pieces. A rank multiplies its own piece while it receives the
+# next one, and so on; in a row-parallel layer, each partial sum is sent while the next piece is being multiplied.
+# `minifsdp/course/machine/pieces.py` computes the times of a block's four products from data sheets (H100, bf16, 8,192
+# tokens of width 8,192, 60 % of the peak). This is a model, not a measurement.
+
+
+# %%
+print("ms of a block's four products        on     product   one after   in    not hidden")
+print("                                    ranks    alone    the other  pieces  before  after")
+for link in (NVLINK, NETWORK):
+    for ranks in (2, 4, 8):
+        products = products_of_block(8192, 8192, ranks).values()
+        alone = sum(each.compute(link) for each in products)
+        after = sum(each.one_after_the_other(link) for each in products)
+        pieces = sum(each.in_pieces(link) for each in products)
+        print(f"{link.name:38}{ranks:3}{1e3 * alone:10.2f}{1e3 * after:12.2f}{1e3 * pieces:9.2f}", end="")
+        print(f"{1 - alone / after:8.0%}{1 - alone / pieces:7.0%}")
+
+# %% [markdown]
+# On NVLink, 8 ranks wait for messages during 28 % of the time, and during 4 % with pieces: the products hide the rest.
+# Over a network card each, the messages take longer than the products. Pieces cannot hide what is longer than the
+# computation, so tensor parallelism stays inside a host even then. (Measured by torchtitan's authors on 256 H100 with
+# FSDP outside and t = 8: 597 tokens per second and GPU without pieces, 652 with them, for a model of 70 billion
+# parameters in bf16.)
+#
+# ### Break it: equal and different random numbers
+#
+# Dropout on a *part* (hidden features, attention weights, a part of the sequence) needs a different mask on each
+# rank. Dropout on a *whole* activation needs the same mask on all ranks. The cell drops 10 % on two ranks, first
+# correctly and then with each of the two possible slips.
 
 
 # %%
 def drops(own: bool, features: int) -> Tensor:
-    """A mask, from a generator that is this rank's own or all ranks'."""
+    """Return a mask drawn either from this rank's own generator or from the common one."""
     with own_random_numbers(comm.world(), rank_device()) if own else nullcontext():
         return F.dropout(torch.ones(64, features, device=rank_device()), 0.1) > 0
 
 
 def masks(own_parts: bool, own_wholes: bool) -> tuple[Tensor, Tensor]:
-    torch.manual_seed(0)  # on every rank, as one process would
+    torch.manual_seed(0)  # the same on every rank, as in one process
     return drops(own_parts, 192).cpu(), drops(own_wholes, 96).cpu()
 
 
@@ -972,52 +1012,59 @@ for name, own in {
 print(f"expected, if independent: {0.9**2 + 0.1**2:.0%}; if one mask: 100%")
 
 # %% [markdown]
-# With one seed, features i and i + 192 of the hidden layer are dropped together: a weaker
-# regularization, without an error. With a seed for each rank, the copies of the residual stream differ
-# between ranks: x is no longer the same in front of f, and the summed gradients belong to no single
-# model. minifsdp draws a seed for parts from the common generator (`tensor_parallel/dropout.py`);
-# Megatron-LM keeps a second generator.
+# With one seed for everything, features i and i + 192 of the hidden layer are always dropped together. This is weaker
+# regularization, and no error reports it. With one seed per rank, the copies of the residual stream differ between
+# ranks. x is then no longer the same at the input of f, and the summed gradients do not belong to any single model.
+# minifsdp draws a seed for the parts from the common generator (`tensor_parallel/dropout.py`); Megatron-LM keeps a
+# second generator.
 #
 # ## What is still missing
 #
-# - Parameters under their names: `parallelize_module` in `minifsdp/tensor_parallel`, as in torch, makes
-#   them DTensors, which lab 12's checkpoints and `fully_shard` outside, on a 2-D mesh, take.
-# - Overlap: cut a product in pieces and send one while the next computes (async tensor parallelism in
-#   torch and Megatron-LM).
-# - Fewer key and value heads than ranks: refuse, or replicate them.
+# - Parameters under their own names. `parallelize_module` in `minifsdp/tensor_parallel` turns them into DTensors, as
+#   in torch. Lab 12's checkpoints work with these, and so does an outer `fully_shard` on a 2-D mesh.
+# - Products in pieces that really overlap with their messages: that takes kernels that copy from another GPU's memory
+#   (`torch/distributed/_symmetric_memory`).
+# - Models with fewer key and value heads than ranks. An implementation has to either reject them or replicate these
+#   heads.
 #
 # ## What to remember
 #
-# 1. By columns: whole input, parts of the output, gradient of the input summed. By rows: parts of the
-#    input, output summed. A pair of them needs one sum in each direction.
-# 2. f copies and sums backward, g sums and copies backward. A row-parallel bias comes behind g.
-# 3. The loss takes three numbers per token. Logits stay cut.
-# 4. Activations fall to 4 + 12 / t of 16; with the sequence cut the 4 fall, too, for the same bytes.
-#    Parameters that meet a part of the tokens need their gradients summed.
-# 5. 8 b s h (t - 1) / t elements per block, on the critical path: on the fastest link there is.
+# 1. Splitting by columns takes the whole input and computes parts of the output; the gradient of the input has to be
+#    summed. Splitting by rows takes parts of the input, and the output has to be summed. A pair of the two needs one
+#    sum in each direction.
+# 2. f copies in forward and sums in backward; g sums in forward and copies in backward. The bias of a layer that is
+#    split by rows is added after g.
+# 3. The loss needs three numbers per token. The logits stay sharded.
+# 4. Activations fall from 16 to 4 + 12 / t. Sharding the sequence reduces the 4 as well, for the same number of bytes
+#    sent. Parameters that are applied to only a part of the tokens then need their gradients summed.
+# 5. A rank sends 8 b s h (t - 1) / t elements per block, all on the critical path. Tensor parallelism therefore
+#    belongs on the fastest link available.
 #
 # ## Questions
 #
-# **1. Why not cut both matrices of the MLP by columns?**
-# <details><summary>Answer</summary>The second would need all hidden features: an all-gather of 4 h per
-# token between the two, and another one behind. By columns, then by rows, there is one sum of h.</details>
+# **1. Why not split both matrices of the MLP by columns?**
+# <details><summary>Answer</summary>The second matrix would need all hidden features, so an all-gather of 4 h elements
+# per token would be required between the two, and another all-gather after the second. With columns first and rows
+# second, there is a single sum of h elements per token.</details>
 #
-# **2. A model is on 16 GPUs, t = 8 and 2 data-parallel copies. How large is its global batch, in copies of a
-# rank's batch?**
-# <details><summary>Answer</summary>2. The 8 ranks of a tensor-parallel group have the same batch.</details>
+# **2. A model runs on 16 GPUs, with t = 8 and 2 data-parallel replicas. The global batch is how many times the batch
+# of a rank?**
+# <details><summary>Answer</summary>Twice. The 8 ranks of a tensor-parallel group all have the same batch.</details>
 #
-# **3. Why must layers with heads, or their number, be divided by t, and a vocabulary need not be?**
-# <details><summary>Answer</summary>Softmax over positions needs a head whole. A class is an element by itself,
-# so uneven parts work; large models pad the vocabulary so that all ranks have equally much to do.</details>
+# **3. Why does the number of attention heads have to be divisible by t, but not the size of the vocabulary?**
+# <details><summary>Answer</summary>The softmax over positions needs a whole head. Each class of the vocabulary, by
+# contrast, can be on any rank, so uneven parts work. Large models pad the vocabulary all the same, so that every rank
+# has the same amount of work.</details>
 #
-# **4. Dropout with probability 0 between g and f, and ranks that start from different seeds. Is anything wrong?**
-# <details><summary>Answer</summary>Not here; but initialization draws, too. Whole parameters, such as norms and
-# biases, must start equal, and parts different.</details>
+# **4. The dropout between g and f has probability 0, and the ranks start from different seeds. Is anything wrong?**
+# <details><summary>Answer</summary>Nothing is wrong with the dropout, but initialization draws random numbers, too.
+# Whole parameters, such as norms and the biases added after g, must start with equal values on all ranks, and parts
+# must start with different ones.</details>
 #
 # ## Further reading
 #
-# - Shoeybi et al., [Megatron-LM](https://arxiv.org/abs/1909.08053), section 3; Korthikanti et al.,
-#   [Reducing activation recomputation](https://arxiv.org/abs/2205.05198), sections 4 and 5.
+# - Shoeybi et al., [Megatron-LM](https://arxiv.org/abs/1909.08053), section 3; Korthikanti et al., [Reducing
+#   activation recomputation](https://arxiv.org/abs/2205.05198), sections 4 and 5.
 # - torch: `torch/distributed/tensor/parallel/style.py`, `torch/distributed/tensor/parallel/loss.py`.
 # - minifsdp: `tensor_parallel/layouts.py` (13.2, 13.5), `columns.py`, `rows.py`, `loss.py`, `sequence.py`, and
 #   `gpt.py`, which applies them to this GPT.

@@ -9,16 +9,16 @@ Reads the gathered parts as if they lay side by side.
 - return gathered.movedim(0, 1).flatten(1)[:, : w.shape[1]]
 + return gathered.view(x.shape[0], -1)[:, : w.shape[1]]
 """)
-wrong("13.1", "the columns behind `out` are padding").diff("""
+wrong("13.1", "the columns beyond `out` are padding").diff("""
 Keeps the padding.
 - return gathered.movedim(0, 1).flatten(1)[:, : w.shape[1]]
 + return gathered.movedim(0, 1).flatten(1)
 """)
-wrong("13.1", "this is this rank's summand").diff("""
+wrong("13.1", "this is only this rank's partial sum").diff("""
 Adds nothing up.
 -     comm.all_reduce(product, group).wait()
 """)
-wrong("13.1", "a mean divides by t").diff("""
+wrong("13.1", "a mean also divides by t").diff("""
 Takes the mean, as of gradients.
 -     comm.all_reduce(product, group).wait()
 +     comm.all_reduce(product, group, comm.MEAN).wait()
@@ -49,7 +49,7 @@ def multiply(x, w, by, group):
     return x @ w
 
 
-@wrong("13.1", "an all-reduce of zeros around my columns")
+@wrong("13.1", "an all-reduce of columns padded with zeros")
 def multiply(x, w, by, group):
     """Sums products that are zero outside of this rank's part."""
     dim = 1 if by == "columns" else 0
@@ -64,7 +64,7 @@ def multiply(x, w, by, group):
     return product
 
 
-@wrong("13.1", "summands need no gather")
+@wrong("13.1", "partial sums need no gather")
 def multiply(x, w, by, group):
     """Gathers the summands and adds them up by itself."""
     t, rank = group.size(), group.rank()
@@ -78,7 +78,7 @@ def multiply(x, w, by, group):
     return gathered.sum(0) if by == "rows" else gathered.movedim(0, 1).flatten(1)[:, : w.shape[1]]
 
 
-@wrong("13.1", "a rank multiplies with its part of w alone")
+@wrong("13.1", "a rank has to multiply with only its part of w")
 def multiply(x, w, by, group):
     """Multiplies whole matrices, and sends its part of the product."""
     t, rank = group.size(), group.rank()
@@ -115,17 +115,17 @@ def multiply(x, w, by, group):
 
 # 13.2
 
-wrong("13.2", "an all-reduce in both directions: all ranks go on").diff("""
+wrong("13.2", "an all-reduce in both directions: all ranks continue").diff("""
 Lets g sum backward, too.
 -         return gradient
 +         return summed(gradient)
 """)
-wrong("13.2", "an all-reduce in both directions: forward there is nothing").diff("""
+wrong("13.2", "nothing to add up in forward").diff("""
 Lets f sum forward, too.
 -         return x.view_as(x)
 +         return summed(x)
 """)
-wrong("13.2", "each rank's gradient is a summand").diff("""
+wrong("13.2", "each rank's gradient is a partial sum").diff("""
 Sends nothing in f.
 -         return summed(gradient)
 +         return gradient
@@ -140,31 +140,31 @@ Averages, as DDP does.
 -     comm.all_reduce(total, group).wait()
 +     comm.all_reduce(total, group, comm.MEAN).wait()
 """)
-wrong("13.2", "the gradient that came in was changed").diff("""
+wrong("13.2", "the gradient that came in was summed in place").diff("""
 Sums the gradient in place.
 -         return summed(gradient)
 +         comm.all_reduce(gradient, group).wait()
 +         return gradient
 """)
-wrong("13.2", "x was changed: it was summed in place").diff("""
+wrong("13.2", "x was summed in place").diff("""
 Sums x in place.
 -         return summed(x)
 +         comm.all_reduce(x, group).wait()
 +         return x.view_as(x)
 """)
-wrong("13.2", "a message is memory in its order").diff("""
+wrong("13.2", "a collective sends elements in the order of memory").diff("""
 Copies with the strides of the original.
 -     total = x.clone(memory_format=torch.contiguous_format)
 +     total = x.clone()
 """)
-wrong("13.2", "nothing is divided").diff("""
+wrong("13.2", "do not divide it").diff("""
 Divides g's gradient by t, as a share of the sum.
 -         return gradient
 +         return gradient / group.size()
 """)
 
 
-@wrong("13.2", "`torch.autograd.Function`'s `apply` has the one that you write")
+@wrong("13.2", "write one in a `torch.autograd.Function` and call its `apply`")
 def f_and_g(group):
     """Lets g leave autograd."""
 
@@ -189,17 +189,17 @@ def f_and_g(group):
 
 # 13.3
 
-wrong("13.3", "the second bias was added on every rank before the sum").diff("""
+wrong("13.3", "every rank added the second bias before the sum").diff("""
 Gives the second product its bias.
 - return g(F.linear(hidden, down)) + down_bias
 + return g(F.linear(hidden, down, down_bias))
 """)
-wrong("13.3", "this is this rank's summand of the output").diff("""
+wrong("13.3", "this is only this rank's partial sum of the output").diff("""
 Forgets g.
 - return g(F.linear(hidden, down)) + down_bias
 + return F.linear(hidden, down) + down_bias
 """)
-wrong("13.3", "x goes into the first product through f").diff("""
+wrong("13.3", "apply f to x before the first product").diff("""
 Forgets f.
 - hidden = F.gelu(F.linear(f(x), up, up_bias))
 + hidden = F.gelu(F.linear(x, up, up_bias))
@@ -209,14 +209,14 @@ Forgets the second bias.
 - return g(F.linear(hidden, down)) + down_bias
 + return g(F.linear(hidden, down))
 """)
-wrong("13.3", "adds it to its part of the hidden features").diff("""
+wrong("13.3", "adds its part of it to its part of the hidden features").diff("""
 Forgets the first bias.
 - hidden = F.gelu(F.linear(f(x), up, up_bias))
 + hidden = F.gelu(F.linear(f(x), up))
 """)
 
 
-@wrong("13.3", "t-th parts of the bias make the right sum")
+@wrong("13.3", "adding 1/t of the bias on each rank gives the right sum")
 def mlp(x, up, up_bias, down, down_bias, f, g):
     """Adds a part of the bias on every rank."""
     import torch.distributed as dist
@@ -225,7 +225,7 @@ def mlp(x, up, up_bias, down, down_bias, f, g):
     return g(F.linear(F.gelu(F.linear(f(x), up, up_bias)), down, down_bias / ranks))
 
 
-@wrong("13.3", "a rank that does not add the bias has no gradient of it")
+@wrong("13.3", "a rank that does not add the bias has no gradient for it")
 def mlp(x, up, up_bias, down, down_bias, f, g):
     """Lets the first rank alone add the bias."""
     import torch.distributed as dist
@@ -234,7 +234,7 @@ def mlp(x, up, up_bias, down, down_bias, f, g):
     return g(F.linear(F.gelu(F.linear(f(x), up, up_bias)), down, bias))
 
 
-wrong("13.3", "is whole on every rank already").diff("""
+wrong("13.3", "every rank already has the complete gradient of the bias").diff("""
 Sums the bias's gradient.
 - return g(F.linear(hidden, down)) + down_bias
 + return g(F.linear(hidden, down)) + f(down_bias)
@@ -244,14 +244,14 @@ Forgets the gelu.
 - hidden = F.gelu(F.linear(f(x), up, up_bias))
 + hidden = F.linear(f(x), up, up_bias)
 """)
-wrong("13.3", "the hidden features are parts, and stay where they are").diff("""
+wrong("13.3", "the hidden features stay on their rank").diff("""
 Sums the hidden features.
 - hidden = F.gelu(F.linear(f(x), up, up_bias))
 + linear = F.linear(f(x), up, up_bias)
 + g(linear)
 + hidden = F.gelu(linear)
 """)
-wrong("13.3", "f or g once too often").diff("""
+wrong("13.3", "f or g was applied once too often").diff("""
 Lets x in through f twice.
 - hidden = F.gelu(F.linear(f(x), up, up_bias))
 + hidden = F.gelu(F.linear(f(f(x)), up, up_bias))
@@ -281,24 +281,24 @@ Adds the maxima up.
 - comm.all_reduce(largest, group, comm.MAX).wait()
 + comm.all_reduce(largest, group).wait()
 """)
-wrong("13.4", "column 0 was counted in its place").diff("""
+wrong("13.4", "column 0 was counted on ranks that do not have the target").diff("""
 Counts column 0 where the target is another rank's.
 - wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
 + wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0]
 """)
-wrong("13.4", "look at column 0 where it is not here").diff("""
+wrong("13.4", "read column 0 if the target is not on this rank").diff("""
 Looks other ranks' targets up.
 - wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
 + wanted = shifted.gather(1, index[:, None])[:, 0] * here
 """)
-wrong("13.4", "the mean over the tokens was asked for").diff("""
+wrong("13.4", "this is the sum over the tokens; return their mean").diff("""
 Adds up the tokens' losses.
 - return (sums[0].log() - sums[1]).mean()
 + return (sums[0].log() - sums[1]).sum()
 """)
 
 
-@wrong("13.4", "logits are never gathered")
+@wrong("13.4", "logits must not be gathered")
 def cross_entropy(logits, targets, first, group, g):
     """Gathers the logits."""
     size = -(-11 // group.size())
@@ -308,7 +308,7 @@ def cross_entropy(logits, targets, first, group, g):
     return F.cross_entropy(logits, targets % logits.shape[1])
 
 
-@wrong("13.4", "so it takes no part in backward")
+@wrong("13.4", "so it needs no gradient")
 def cross_entropy(logits, targets, first, group, g):
     """Lets gradients flow through the maximum."""
     own = logits.amax(-1)
@@ -335,7 +335,7 @@ def cross_entropy(logits, targets, first, group, g):
     return (g(shifted.exp().sum(-1)).log() - wanted).mean()
 
 
-@wrong("13.4", "the sum of exponentials is this rank's")
+@wrong("13.4", "the sum of exponentials is only this rank's")
 def cross_entropy(logits, targets, first, group, g):
     """Adds up the target's logit alone."""
     largest = logits.detach().amax(-1)
@@ -347,12 +347,12 @@ def cross_entropy(logits, targets, first, group, g):
     return (shifted.exp().sum(-1).log() - g(wanted)).mean()
 
 
-wrong("13.4", "and not from the target's logit").diff("""
+wrong("13.4", "but not from the target's logit").diff("""
 Takes the target's logit as it is.
 - wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
 + wanted = logits.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
 """)
-wrong("13.4", "a target is counted from `first`").diff("""
+wrong("13.4", "the index of a target on this rank is relative to `first`").diff("""
 Takes the target's place within its rank for granted.
 - index = targets - first
 - here = (index >= 0) & (index < logits.shape[1])
@@ -362,7 +362,7 @@ Takes the target's place within its rank for granted.
 """)
 
 
-@wrong("13.4", "the gradient comes back t times")
+@wrong("13.4", "the gradient is t times too large")
 def cross_entropy(logits, targets, first, group, g):
     """Sums backward, too, by a function of its own."""
 
@@ -409,7 +409,7 @@ Reads the gathered parts as a whole batch.
 +     comm.all_gather(whole, part.view(-1), group).wait()
 +     return whole.view(part.shape[0], -1, part.shape[2])
 """)
-wrong("13.5", "cut through the batch").diff("""
+wrong("13.5", "this splits the batch").diff("""
 Reduces as collectives do, along the first dimension.
 -     whole = x.movedim(1, 0).contiguous()
 -     part = whole.new_empty(whole.shape[0] // group.size(), *whole.shape[1:])
@@ -422,7 +422,7 @@ Reduces as collectives do, along the first dimension.
 """)
 
 
-@wrong("13.5", "this is this rank's own gradient, cut")
+@wrong("13.5", "this is a part of only this rank's gradient")
 def sequence_f_and_g(group):
     """Takes its tokens of the gradient, and adds nothing up."""
 
@@ -459,19 +459,19 @@ def sequence_f_and_g(group):
     return Enter.apply, Leave.apply
 
 
-wrong("13.5", "its gradient has the other ranks' tokens as well").diff("""
+wrong("13.5", "its gradient covers the other ranks' tokens, too").diff("""
 Pads g's gradient with zeros.
 -         return gathered(gradient)
 +         parts = [torch.zeros_like(gradient) for _ in range(group.size())]
 +         parts[group.rank()] = gradient
 +         return torch.cat(parts, 1)
 """)
-wrong("13.5", "a mean divides by t").diff("""
+wrong("13.5", "a mean also divides by t").diff("""
 Takes the mean in the reduce-scatter.
 -     comm.reduce_scatter(part.view(-1), whole.view(-1), group).wait()
 +     comm.reduce_scatter(part.view(-1), whole.view(-1), group, comm.MEAN).wait()
 """)
-wrong("13.5", "for twice the bytes").diff("""
+wrong("13.5", "sends twice the bytes").diff("""
 Reduces all and keeps a part.
 -     part = whole.new_empty(whole.shape[0] // group.size(), *whole.shape[1:])
 -     comm.reduce_scatter(part.view(-1), whole.view(-1), group).wait()
@@ -479,12 +479,12 @@ Reduces all and keeps a part.
 +     comm.all_reduce(whole, group).wait()
 +     part = whole.chunk(group.size())[group.rank()]
 """)
-wrong("13.5", "this is this rank's own x, cut").diff("""
+wrong("13.5", "this is a part of only this rank's x").diff("""
 Leaves by a cut.
 -         return scattered(x)
 +         return x.chunk(group.size(), 1)[group.rank()].contiguous()
 """)
-wrong("13.5", "a rank keeps its own").diff("""
+wrong("13.5", "a rank keeps only its own").diff("""
 Returns all tokens of the sum.
 -         return scattered(gradient)
 +         total = gradient.contiguous().clone()
@@ -494,17 +494,17 @@ Returns all tokens of the sum.
 
 # 13.6
 
-wrong("13.6", "this rank's tokens alone: the ranks' gradients of the weight").diff("""
+wrong("13.6", "only this rank's tokens: the ranks' gradients of the weight").diff("""
 Uses the parameters as they are.
 - return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
 + return F.layer_norm(part, (part.shape[-1],), weight, bias)
 """)
-wrong("13.6", "f on the tokens adds up gradients of different tokens").diff("""
+wrong("13.6", "f was applied to the tokens and added up gradients of different tokens").diff("""
 Lets the tokens in through f.
 - return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
 + return F.layer_norm(f(part), (part.shape[-1],), weight, bias)
 """)
-wrong("13.6", "this rank's tokens alone: the ranks' gradients of the bias").diff("""
+wrong("13.6", "only this rank's tokens: the ranks' gradients of the bias").diff("""
 Forgets the bias.
 - return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
 + return F.layer_norm(part, (part.shape[-1],), f(weight), bias)
@@ -514,7 +514,7 @@ Sums twice.
 - return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
 + return F.layer_norm(part, (part.shape[-1],), f(f(weight)), f(f(bias)))
 """)
-wrong("13.6", "is a parameter of its own").diff("""
+wrong("13.6", "is a parameter and needs a gradient").diff("""
 Detaches the parameters.
 - return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
 + return F.layer_norm(part, (part.shape[-1],), weight.detach(), bias.detach())
@@ -524,7 +524,7 @@ Normalizes over the sequence as well.
 - return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
 + return F.layer_norm(part, part.shape[1:]) * f(weight) + f(bias)
 """)
-wrong("13.6", "nothing else crosses").diff("""
+wrong("13.6", "nothing else is sent").diff("""
 Sums the outputs' gradients for nothing.
 - return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
 + part = part + 0 * f(part.detach().requires_grad_())
@@ -548,22 +548,22 @@ Gives each rank its share of the tokens.
 - return 8 * tokens * width * share, 3 * parameters * share
 + return 8 * tokens / ranks * width * share, 3 * parameters * share
 """)
-wrong("13.7", "one part is its own").diff("""
+wrong("13.7", "because it already has one part").diff("""
 Leaves the factor of the ring out.
 - share = itemsize * (ranks - 1) / ranks
 + share = itemsize
 """)
-wrong("13.7", "elements against bytes").diff("""
+wrong("13.7", "this is a number of elements, not of bytes").diff("""
 Counts elements.
 - share = itemsize * (ranks - 1) / ranks
 + share = (ranks - 1) / ranks
 """)
-wrong("13.7", "and again for backward").diff("""
+wrong("13.7", "again for backward").diff("""
 Gathers once, as if units stayed whole.
 - return 8 * tokens * width * share, 3 * parameters * share
 + return 8 * tokens * width * share, 2 * parameters * share
 """)
-wrong("13.7", "half an all-reduce").diff("""
+wrong("13.7", "which is half an all-reduce").diff("""
 All-reduces the gradients.
 - return 8 * tokens * width * share, 3 * parameters * share
 + return 8 * tokens * width * share, 4 * parameters * share

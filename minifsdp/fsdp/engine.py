@@ -132,10 +132,7 @@ class Engine:
             unit_pass.passed += before_backward_of(outputs, *hooks)
 
     def _may_be_recomputed(self, unit: Unit) -> bool:
-        """True if a forward without grad, in a model that trains, may be that of a reentrant activation checkpoint.
-
-        A unit that waits for its backward waits for the recomputation.
-        """
+        """True if a forward without grad may be a reentrant checkpoint's: the unit waits for the recomputation."""
         return self.trains and not torch.is_grad_enabled() and not unit.freed_after_forward
 
     def leave(self, unit: Unit) -> None:
@@ -188,9 +185,10 @@ class Engine:
     def _on_gradient(self, here: weakref.ref[UnitPass], index: int, leaf: Tensor) -> None:
         unit_pass = here()
         assert unit_pass is not None, "the hook has outlived its unit"
-        self._begin_backward()
-        if not (unit_pass.in_backward or unit_pass.ended):
-            self.turns.of(unit_pass).reach(unit_pass)  # no output has announced it
+        if not unit_pass.in_backward:
+            self._begin_backward()
+            if not unit_pass.ended:
+                self.turns.of(unit_pass).reach(unit_pass)  # no output has announced it
         unit_pass.unit.take_gradient(index)
         unit_pass.missing.discard(index)
         if not unit_pass.missing:

@@ -193,7 +193,7 @@ def call_hooks(p: nn.Parameter, gradient: Tensor) -> None:
 
 
 def call_post_hooks(shards: Iterable[nn.Parameter]) -> None:
-    """Call the hooks of `register_post_accumulate_grad_hook`, at the end of a backward."""
+    """Call the hooks of `register_post_accumulate_grad_hook`."""
     for p in shards:
         for hook in post_hooks_of(p).values():
             if p.grad is not None:

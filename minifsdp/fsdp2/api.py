@@ -15,6 +15,7 @@ from minifsdp import comm, process_groups
 from minifsdp.device import compute_device
 from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.plan import Plan
+from minifsdp.fsdp.torch_api.eager import stay_out_of_graphs
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut
 from minifsdp.fsdp2.hooks import State, has_state
@@ -91,7 +92,10 @@ def fully_shard(
         ValueError: a module was sharded before or has no forward; a parameter is a scalar; the mesh has 3 dimensions.
         NotImplementedError: a parameter is not contiguous, or is cut unevenly along another dimension than 0.
     """
+    stay_out_of_graphs()
     modules: list[nn.Module] = list(module) if isinstance(module, list | tuple) else [module]
+    if not modules:
+        raise ValueError("fully_shard of an empty list: give it a module, or several")
     for each in modules:
         _check(each)
     group = comm.world()

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -96,7 +97,7 @@ class Rows:
         self.sizes.append(self.gap)
         self.row = used + self.gap
         self.numel = ranks * self.row
-        self._pieces: dict[int, list[tuple[torch.Size, bool]]] = {}  # by rank: shapes, and whether without padding
+        self._pieces: dict[int, list[tuple[torch.Size, tuple[int, ...], int]]] = {}  # by rank: shape, stride, offset
 
     def columns(self, buffer: Tensor) -> list[Tensor]:
         """Each parameter's pieces [N, size] in a buffer in rank order, and the gaps [N, gap]."""
@@ -108,15 +109,17 @@ class Rows:
 
     def local(self, row: Tensor, rank: int) -> list[Tensor]:
         """`rank`'s piece of each parameter, without padding and in its shape, as views of its row [S]."""
-        *parts, _ = row.split_with_sizes(self.sizes)
-        if self.dtype is torch.uint8:
-            parts = [part.view(dtype) for part, dtype in zip(parts, self.dtypes, strict=True)]
         if rank not in self._pieces:
-            self._pieces[rank] = [(cut.local(rank), cut.local(rank) == cut.piece) for cut in self.cuts]
-        return [
-            part.view(shape) if is_full else part[: prod(shape)].view(shape)
-            for part, (shape, is_full) in zip(parts, self._pieces[rank], strict=True)
-        ]
+            self._pieces[rank] = self._pieces_of(rank)
+        if self.dtype is torch.uint8:
+            pieces = zip(self._pieces[rank], self.dtypes, strict=True)
+            return [row[at : at + prod(s) * d.itemsize].view(d).view(s) for (s, _, at), d in pieces]
+        begin = row.storage_offset()
+        return [row.as_strided(shape, stride, begin + at) for shape, stride, at in self._pieces[rank]]
+
+    def _pieces_of(self, rank: int) -> list[tuple[torch.Size, tuple[int, ...], int]]:
+        shapes, begins = [cut.local(rank) for cut in self.cuts], accumulate(self.sizes, initial=0)
+        return [(s, torch.empty(s, device="meta").stride(), at) for s, at in zip(shapes, begins, strict=False)]
 
     @property
     def transposes(self) -> bool:

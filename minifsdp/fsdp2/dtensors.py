@@ -22,9 +22,8 @@ from minifsdp.local_parts import local_of as local_of
 from minifsdp.process_groups import mesh_group
 
 
-def local_on(device: torch.device, sharded: Tensor) -> Tensor:
-    """This rank's part, copied to the device if it is in host memory; on CUDA the copy is queued."""
-    local = local_of(sharded)
+def on(device: torch.device, local: Tensor) -> Tensor:
+    """A rank's part, copied to the device if it is in host memory; on CUDA the copy is queued."""
     return local if local.device == device else local.to(device, non_blocking=True)
 
 

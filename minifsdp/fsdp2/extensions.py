@@ -95,10 +95,10 @@ class Extended:
         """Nothing was kept."""
 
     @torch.no_grad()
-    def start(self, shards: Sequence[nn.Parameter], keeper: Held | Recorded, custom: Any, label: Label) -> Any:
+    def start(self, parts: Sequence[Tensor], keeper: Held | Recorded, custom: Any, label: Label) -> Any:
         """Ask the parameters what to send, and start to gather it; returns what to wait for before `arrive`."""
-        self.shards = shards
-        sent = [(i, place, each) for i in range(len(shards)) for place, each in enumerate(self._inputs(i))]
+        self.parts = parts
+        sent = [(i, place, each) for i in range(len(parts)) for place, each in enumerate(self._inputs(i))]
         sent.sort(key=lambda item: -self._dtype(item[0], item[2]).itemsize)  # wide dtypes first (cut.py, Rows)
         shapes = [(i, place, None if i in self._plain else (t.shape, t.dtype)) for i, place, t in sent]
         if shapes != self._shapes:
@@ -112,7 +112,7 @@ class Extended:
 
     def _inputs(self, index: int) -> Sequence[Tensor]:
         """What a parameter sends."""
-        local = dtensors.local_on(self.device, self.shards[index])
+        local = dtensors.on(self.device, self.parts[index])
         if index in self._plain:
             return (local,)
         ask: Any = local.fsdp_pre_all_gather  # type: ignore[attr-defined]
@@ -165,7 +165,7 @@ class Extended:
                 self._rebuild(index)
 
     def _rebuild(self, index: int) -> None:
-        build: Any = dtensors.local_of(self.shards[index]).fsdp_post_all_gather  # type: ignore[attr-defined]
+        build: Any = self.parts[index].fsdp_post_all_gather  # type: ignore[attr-defined]
         outputs = tuple(self.outputs[each] for each in sorted(self.outputs) if each[0] == index)
         arguments = outputs, self.metadata[index], self.dtypes[index]
         for each in self._with_it[index]:

@@ -106,7 +106,7 @@ class ParamUnit(Unit):
         """A step begins. The first makes the leaves: until then parameters may be on meta."""
         replaced = self.view.find_replaced()
         self.shards = self.view.shards
-        dtypes = [(self.plan.compute if p.is_floating_point() else None) or p.dtype for p in self.shards]
+        dtypes = [(self.plan.compute if p.is_floating_point() else None) or p.dtype for p in self.view.parts]
         if not self.leaves or self.unsharded.dtypes != dtypes:
             self.free()
             self._make_leaves(dtypes)
@@ -130,7 +130,7 @@ class ParamUnit(Unit):
 
     @property
     def _versions(self) -> list[int]:
-        return [steps_taken(), *map(version_of, map(dtensors.local_of, self.shards))]
+        return [steps_taken(), *map(version_of, self.view.parts)]
 
     @property
     def is_stale(self) -> bool:
@@ -147,7 +147,7 @@ class ParamUnit(Unit):
 
     def _gather(self) -> Any:
         self._gathered = self._versions
-        handle = self.unsharded.start(self.shards, self.gathers, self.all_gather, self.label)
+        handle = self.unsharded.start(self.view.parts, self.gathers, self.all_gather, self.label)
         if self.plan.offload:
             self.copies.note_sent()
         return handle

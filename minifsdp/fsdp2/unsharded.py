@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from minifsdp import device
 from minifsdp.comm import Group, Label
@@ -69,9 +69,9 @@ class Unsharded:
         """What forward has kept is out of date."""
         self._kept = []
 
-    def start(self, shards: Sequence[nn.Parameter], keeper: Held | Recorded, custom: Any, label: Label) -> Any:
-        """Start to fill the buffer; returns what to wait for before `arrive`."""
-        self._gather, pieces = self._gathers[0], [dtensors.local_on(self.device, p) for p in shards]
+    def start(self, parts: Sequence[Tensor], keeper: Held | Recorded, custom: Any, label: Label) -> Any:
+        """Start to fill the buffer from this rank's parts; returns what to wait for before `arrive`."""
+        self._gather, pieces = self._gathers[0], [dtensors.on(self.device, part) for part in parts]
         if self._kept:
             self._gather, pieces = self._gathers[1], self._kept
             device.current_stream(self.device).wait_event(self._copied)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from minifsdp.flat_param import Place
 from minifsdp.fsdp.absent import Owner
-from minifsdp.fsdp.view import View
+from minifsdp.fsdp.view import View, call_post_hooks
 from minifsdp.fsdp2 import dtensors
 
 
@@ -20,6 +20,9 @@ class InPlaceView(View):
         places: where each parameter is used.
         shards: the sharded parameters.
         pins: keep them in pinned memory.
+
+    Attributes:
+        parts: this rank's part of each, as of the last `find_replaced`.
     """
 
     def __init__(self, places: list[list[Place]], shards: list[nn.Parameter], pins: bool = False) -> None:
@@ -27,6 +30,7 @@ class InPlaceView(View):
         self.is_shown, self.pins = False, pins
         self._put(shards)
         self._pin()
+        self.parts = [dtensors.local_of(p) for p in shards]
 
     def _put(self, parameters: list[nn.Parameter]) -> None:
         for p, users in zip(parameters, self.places, strict=True):
@@ -55,9 +59,17 @@ class InPlaceView(View):
         if self.is_shown:
             return False
         before = self.shards
-        self.shards = [users[0].module._parameters[users[0].attribute] for users in self.places]  # type: ignore[misc]
+        self.shards = [self._in_module(users[0]) for users in self.places]
         self._pin()
+        self.parts = [dtensors.local_of(p) for p in self.shards]
         return any(p is not shard for p, shard in zip(self.shards, before, strict=True))
+
+    @staticmethod
+    def _in_module(place: Place) -> nn.Parameter:
+        p = place.module._parameters.get(place.attribute)
+        if p is None:
+            raise RuntimeError(f"{place.name} is no longer a parameter of its module: remove it before fully_shard")
+        return p
 
     def check_materialized(self, whose: str) -> None:
         """
@@ -77,7 +89,11 @@ class InPlaceView(View):
             dtensors.pin(p)
 
     def add(self, parts: list[tuple[int, Tensor]]) -> None:
-        """Add pieces of a mean gradient to `.grad` of their parameters, by index; their memory is given away."""
+        """Add pieces of a mean gradient to `.grad` of their parameters, by index; their memory is given away.
+
+        Hooks of `register_post_accumulate_grad_hook` run here, while the backward of other units may still be running:
+        an optimizer's step in one of them frees the gradient early.
+        """
         for index, part in parts:
             p = self.shards[index]
             if p.grad is None:
@@ -85,4 +101,4 @@ class InPlaceView(View):
             else:
                 with torch.no_grad():
                     dtensors.local_of(p.grad).add_(part)
-            self._delivered.append(p)
+        call_post_hooks(self.shards[index] for index, _ in parts)

@@ -1,4 +1,4 @@
-"""What one rank of a pipeline does next: an action, written as torch.distributed.pipelining writes it.
+"""Actions: the steps of one rank of a pipeline, written as in torch.distributed.pipelining.
 
     2F0   forward of micro-batch 0 through stage 2
     2B0   its backward

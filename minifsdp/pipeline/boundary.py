@@ -1,7 +1,7 @@
-"""What passes between two stages: the shapes and dtypes of its tensors, and which of them need a gradient.
+"""Boundaries between two stages: shapes and dtypes of the tensors that pass, and whether they need a gradient.
 
-Both sides know it before anything is sent, so a receiver can allocate. It is what the stages were said to pass, or what
-the first micro-batch turns out to be, which then goes ahead of its tensors as a message of its own.
+The receiver has to know them to allocate. The first micro-batch decides: its description goes ahead of its tensors, as
+a message of its own, and later micro-batches have to agree with it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Runs one rank's list of actions: receive what an action needs, compute, send what others need."""
+"""Runs one rank's list of actions: receive the input of an action, compute, send the result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,9 +14,32 @@ from minifsdp.pipeline.actions import Action
 from minifsdp.pipeline.channels import Channels, received_before, sent_after
 from minifsdp.pipeline.data_parallel import reduced_once
 from minifsdp.pipeline.stage import PipelineStage
+from minifsdp.pipeline.tied import TiedWeight, added
 from minifsdp.tree import map_tensors
 
-Observer = Callable[[Action], Any]
+
+@dataclass
+class Batch:
+    """A step's data on one rank, by micro-batch.
+
+    Attributes:
+        args: for the first stage.
+        kwargs: for all of this rank's stages.
+        targets: for the loss; empty: there is none.
+        loss_kwargs: for the loss, the same for all micro-batches.
+        trains: if not, only forwards run, without autograd.
+        keeps_outputs: fill `outputs`.
+        outputs, losses: filled by the rank of the last stage.
+    """
+
+    args: Sequence[tuple[Any, ...]]
+    kwargs: Sequence[dict[str, Any]]
+    targets: Sequence[Any] = ()
+    loss_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    trains: bool = True
+    keeps_outputs: bool = True
+    outputs: dict[int, Any] = field(default_factory=dict)
+    losses: dict[int, Tensor] = field(default_factory=dict)
 
 
 class Executor:
@@ -26,10 +50,12 @@ class Executor:
         stages: this rank's, by number.
         channels: to other ranks.
         loss_fn: of an output of the last stage and its target; None: forward only.
-        weight: of each micro-batch's loss in what is differentiated.
+        weight: factor of each micro-batch's loss before backward.
 
     Attributes:
         observers: each is called with every action before it begins.
+        around: entered for the computation of each action, when its input has arrived.
+        tied: weights with copies in several stages.
         at: the action under way.
     """
 
@@ -43,91 +69,77 @@ class Executor:
     ) -> None:
         self.actions, self.stages, self.channels = actions, stages, channels
         self.loss_fn, self.weight = loss_fn, weight
-        self.observers: list[Observer] = []
+        self.observers: list[Callable[[Action], Any]] = []
+        self.around: Callable[[Action], AbstractContextManager[Any]] = lambda action: nullcontext()
+        self.tied: list[TiedWeight] = []
         self.at = actions[0]
         for stage in {action.stage for action in actions if action.kind == "W"}:
             stages[stage].split_backward()
 
-    def run(
-        self, args: Sequence[tuple[Any, ...]], kwargs: Sequence[dict[str, Any]], targets: Sequence[Any], trains: bool
-    ) -> tuple[list[Any], list[Tensor]]:
-        """One step.
-
-        Args:
-            args: of each micro-batch, for the first stage.
-            kwargs: of each micro-batch, for all of this rank's stages.
-            targets: of each micro-batch, for the loss.
-            trains: if not, only forwards run, without autograd.
-
-        Returns:
-            outputs of the last stage, and losses, of each micro-batch; empty where that stage is on another rank.
-        """
-        self.args, self.kwargs, self.targets, self.trains = args, kwargs, targets, trains
-        self.outputs: dict[int, Any] = {}
-        self.losses: dict[int, Tensor] = {}
-        with torch.set_grad_enabled(trains), reduced_once(self.stages.values()) if trains else nullcontext():
+    def run(self, batch: Batch) -> None:
+        """One step."""
+        reduced = reduced_once(self.stages.values()) if batch.trains else nullcontext()
+        with torch.set_grad_enabled(batch.trains), added(self.tied if batch.trains else ()), reduced:
             for action in self.actions:
-                if trains or action.kind == "F":
-                    self.at = action
-                    for observe in self.observers:
-                        observe(action)
-                    self._do(action)
+                if batch.trains or action.kind == "F":
+                    self._do(action, batch)
         self.channels.finish()
-        return [self.outputs[micro] for micro in sorted(self.outputs)], [self.losses[i] for i in sorted(self.losses)]
 
-    def _forward(self, action: Action) -> None:
-        stage, micro = self.stages[action.stage], action.micro
-        message = received_before(action, self.channels.last)
-        inputs: tuple[Any, ...] = self.args[micro] if message is None else self._received(message)
-        output = stage.forward(micro, inputs, self.kwargs[micro])
-        passed = sent_after(action, self.channels.last)
-        if passed is not None:
-            outputs = _as_tensors(output, stage)
-            self.channels.send(passed, outputs, self.trains)
-        else:
-            outputs = self._last(micro, output)
-        if self.trains:
-            stage.keep(micro, () if message is None else inputs, outputs)
+    def _do(self, action: Action, batch: Batch) -> None:
+        self.at = action
+        for observe in self.observers:
+            observe(action)
+        before, after = received_before(action, self.channels.last), sent_after(action, self.channels.last)
+        arrived = None if before is None else self.channels.receive(before, batch.trains)
+        with self.around(action):
+            result = self._compute(action, arrived, batch)
+        if after is not None:
+            self.channels.send(after, result, batch.trains)
 
-    def _received(self, message: Any) -> tuple[Tensor, ...]:
-        tensors = self.channels.receive(message, self.trains)
-        boundary = self.channels.boundaries[message.source, self.trains]
-        return tuple(t.detach().requires_grad_(each.needs_grad) for t, each in zip(tensors, boundary, strict=True))
-
-    def _last(self, micro: int, output: Any) -> tuple[Tensor, ...]:
-        """The loss, if there is one; what backward begins with."""
-        self.outputs[micro] = _detached(output)
-        if self.loss_fn is None or not self.targets:
-            return ()
-        loss = self.loss_fn(output, self.targets[micro])
-        self.losses[micro] = loss.detach()
-        return (loss * self.weight,)
-
-    def _backward(self, action: Action) -> None:
+    def _compute(self, action: Action, arrived: Sequence[Tensor] | None, batch: Batch) -> Sequence[Tensor]:
+        """Outputs of a forward, gradients of inputs of a backward."""
         stage = self.stages[action.stage]
-        message = received_before(action, self.channels.last)
-        backward = stage.backward if action.kind == "B" else stage.backward_input
-        found = backward(action.micro, self._gradients(action, message))
-        passed = sent_after(action, self.channels.last)
-        if passed is not None:
-            self.channels.send(passed, found)
-
-    def _gradients(self, action: Action, message: Any) -> Sequence[Tensor | None]:
-        """Of each output of a stage, or of the loss."""
-        if message is None:
-            return [None] * len(self.stages[action.stage].alive[action.micro].outputs)
-        arrived = iter(self.channels.receive(message))
-        boundary = self.channels.boundaries[action.stage, True]
-        return [next(arrived) if each.needs_grad else None for each in boundary]
-
-    def _do(self, action: Action) -> None:
         match action.kind:
             case "F":
-                self._forward(action)
+                return self._forward(action, arrived, batch)
             case "W":
-                self.stages[action.stage].backward_weight(action.micro)
-            case _:
-                self._backward(action)
+                stage.backward_weight(action.micro)
+                return ()
+            case kind:
+                backward = stage.backward if kind == "B" else stage.backward_input
+                return backward(action.micro, self._gradients(action, arrived))
+
+    def _forward(self, action: Action, arrived: Sequence[Tensor] | None, batch: Batch) -> Sequence[Tensor]:
+        stage, micro = self.stages[action.stage], action.micro
+        inputs = () if arrived is None else self._leaves(action, arrived, batch)
+        output = stage.forward(micro, batch.args[micro] if arrived is None else inputs, batch.kwargs[micro])
+        outputs = self._end(micro, output, batch) if stage.is_last else _as_tensors(output, stage)
+        if batch.trains:
+            stage.keep(micro, inputs, outputs)
+        return outputs
+
+    def _leaves(self, action: Action, arrived: Sequence[Tensor], batch: Batch) -> tuple[Tensor, ...]:
+        """The tensors that have arrived, as leaves of a graph of their own."""
+        boundary = self.channels.boundaries[action.stage - 1, batch.trains]
+        return tuple(t.detach().requires_grad_(each.needs_grad) for t, each in zip(arrived, boundary, strict=True))
+
+    def _end(self, micro: int, output: Any, batch: Batch) -> tuple[Tensor, ...]:
+        """The loss, if there is one, where backward begins."""
+        if batch.keeps_outputs:
+            batch.outputs[micro] = map_tensors(Tensor.detach, output)
+        if self.loss_fn is None or not batch.targets:
+            return ()
+        loss = self.loss_fn(output, batch.targets[micro], **batch.loss_kwargs)
+        batch.losses[micro] = loss.detach()
+        return (loss * self.weight,)
+
+    def _gradients(self, action: Action, arrived: Sequence[Tensor] | None) -> Sequence[Tensor | None]:
+        """Of each output of a stage; None for the loss, and where none is needed."""
+        if arrived is None:
+            return [None] * len(self.stages[action.stage].alive[action.micro].outputs)
+        left = iter(arrived)
+        boundary = self.channels.boundaries[action.stage, True]
+        return [next(left) if each.needs_grad else None for each in boundary]
 
 
 def _as_tensors(output: Any, stage: PipelineStage) -> tuple[Tensor, ...]:
@@ -137,7 +149,3 @@ def _as_tensors(output: Any, stage: PipelineStage) -> tuple[Tensor, ...]:
             f"stage {stage.stage_index} returns a {type(output).__name__}: pass a tensor, or a tuple of them"
         )
     return tuple(outputs)
-
-
-def _detached(output: Any) -> Any:
-    return map_tensors(Tensor.detach, output)

@@ -9,9 +9,6 @@ that is waiting then raises with the cause from the store, and closes its own.
 from __future__ import annotations
 
 import time
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from minifsdp.comm import Group
@@ -26,35 +23,24 @@ class PipelineError(RuntimeError):
 
 
 class Failures:
-    """What the ranks of one pipeline tell each other of their failures."""
+    """The messages of one pipeline's ranks about their failures."""
 
     def __init__(self, group: Group) -> None:
         self.rank, self.failed = group.rank(), ""
         self._store: Any = store_of(group, f"pipeline {next_on(group)}")
 
-    @contextmanager
-    def shared(self, hang_up: Any, where: Any) -> Iterator[None]:
-        """What is raised inside is raised on every rank.
-
-        Args:
-            hang_up: closes this rank's channels.
-            where: returns what this rank is at.
-
+    def check(self) -> None:
+        """
         Raises:
-            PipelineError: another rank has failed, now or before.
+            PipelineError: a rank has failed before.
         """
         if self.failed:
             raise PipelineError(f"this pipeline has failed before, and its channels are closed: {self.failed}")
-        try:
-            yield
-        except Exception as error:
-            cause = self._cause_of(error, where())
-            if cause is not None:  # the frames that were waiting hold a channel, which closes with its last reference
-                traceback.clear_frames(error.__traceback__)
-            hang_up()
-            if cause is None:
-                raise
-            raise PipelineError(cause) from None
+
+    def shared(self, error: Exception, where: str) -> Exception:
+        """The error for this rank to raise, when it has hung up: its own, or another rank's that is behind it."""
+        cause = self._cause_of(error, where)
+        return error if cause is None else PipelineError(cause)
 
     def _cause_of(self, error: Exception, where: str) -> str | None:
         """The failure of another rank that is behind this error; None if it is this rank's own."""
@@ -65,12 +51,12 @@ class Failures:
         try:
             if self._store.add("failures", 1) == 1:
                 self._store.set("cause", self.failed)
-        except RuntimeError:  # whoever kept the store is gone, too
+        except RuntimeError:  # the rank with the store is gone, too
             pass
         return None
 
     def _found(self) -> str:
-        """What the first rank that failed has left."""
+        """The cause, as the first rank that failed has written it."""
         end = time.monotonic() + PATIENCE
         try:
             while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Which rank has which stage."""
+"""The ranks of the stages."""
 
 from __future__ import annotations
 

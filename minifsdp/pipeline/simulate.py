@@ -8,10 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from minifsdp.pipeline.actions import Action, Plan
 
 Duration = Callable[[Action], float]
+
+
+class Timed(NamedTuple):
+    """An action with its beginning and end, in one unit of time."""
+
+    action: Action
+    start: float
+    end: float
+
+
+Rows: TypeAlias = Sequence[Sequence[tuple[Action, float, float]]]
+"""The actions of each rank with their beginnings and ends, simulated or by the clock."""
+
+
+def length_of(rows: Rows) -> float:
+    """From the beginning of the first action to the end of the last one."""
+    return max(end for row in rows for _, _, end in row) - min(start for row in rows for _, start, _ in row)
+
+
+def bubble_of(rows: Rows) -> float:
+    """The idle share of all ranks' time, of the whole step (not of the work, as (p - 1) / m counts it)."""
+    busy = sum(end - start for row in rows for _, start, end in row)
+    return 1 - busy / (len(rows) * length_of(rows))
 
 
 @dataclass(frozen=True)
@@ -19,10 +43,10 @@ class Simulation:
     """A step in virtual time.
 
     Attributes:
-        plan: what was simulated.
+        plan: the actions of each rank.
         start, end: of each action.
-        held: of each rank the most micro-batches of which it holds activations at the same moment; one that is held
-            for two stages counts twice.
+        held: by rank, the most micro-batches with activations on it at one moment; one that is held for two stages
+            counts twice.
     """
 
     plan: Plan
@@ -32,19 +56,23 @@ class Simulation:
 
     @property
     def length(self) -> float:
-        """When the last action ends."""
+        """The end of the last action."""
         return max(self.end.values())
 
     @property
+    def rows(self) -> list[list[Timed]]:
+        return [[Timed(each, self.start[each], self.end[each]) for each in actions] for actions in self.plan]
+
+    @property
     def bubbles(self) -> list[float]:
-        """Of each rank the share of the step in which it is idle."""
+        """The idle share of the step, by rank."""
         work = [sum(self.end[action] - self.start[action] for action in actions) for actions in self.plan]
         return [1 - each / self.length for each in work]
 
     @property
     def bubble(self) -> float:
-        """The share of all ranks' time that is idle, of the whole step (not of the work, as (p - 1) / m counts it)."""
-        return sum(self.bubbles) / len(self.plan)
+        """See `bubble_of`."""
+        return bubble_of(self.rows)
 
     def slots(self) -> list[list[Action | None]]:
         """The plan with idle slots, if every action has taken a whole number of time units: one cell for each unit."""
@@ -101,7 +129,7 @@ def _listed(actions: Iterable[Action]) -> str:
 
 
 class _Inputs:
-    """What has to be done before an action, on whatever rank."""
+    """The actions on any rank that have to come before an action."""
 
     def __init__(self, plan: Plan) -> None:
         self.actions = {action for actions in plan for action in actions}

@@ -2,8 +2,8 @@
 
 A stage before waits for the gradient of the input. No other rank waits for the gradients of the weights, so they can
 fill idle time (arXiv 2401.10241, section 2). An `nn.Linear` is where most of them come from: while a backward is split,
-its part of the graph computes the gradient of its input and puts the rest off. All other parameters (norms, embeddings)
-get their gradients with those of the inputs.
+its part of the graph computes the gradient of its input and puts the rest off. All other parameters (norms, embeddings,
+convolutions, subclasses of `nn.Linear`) get their gradients with those of the inputs.
 """
 
 from __future__ import annotations
@@ -46,24 +46,31 @@ def splitting() -> Iterator[list[Later]]:
 
 
 class _Linear(torch.autograd.Function):
+    """A product that autocast may have taken in a lower dtype; gradients have the dtypes of what they belong to."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.bias = bias
-        return F.linear(x, weight, bias)
+        y = F.linear(x, weight, bias)
+        ctx.save_for_backward(x.to(y.dtype), weight)
+        ctx.leaves, ctx.x_dtype = (weight, bias), x.dtype  # a checkpoint gives back a copy of a saved weight
+        return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        x_gradient = gradient @ weight if of_x else None
-        rows, x_rows = gradient.flatten(0, -2), x.flatten(0, -2)
+        of_x, *of_leaves = ctx.needs_input_grad
+        x_gradient = (gradient @ weight.to(gradient.dtype)).to(ctx.x_dtype) if of_x else None
+        rows, x_rows = (each.data.reshape(-1, each.shape[-1]) for each in (gradient, x))  # without the graph behind x
+        computing: tuple[Callable[[], Tensor], ...] = (
+            lambda: (rows.T @ x_rows).to(weight.dtype),
+            lambda: rows.sum(0).to(weight.dtype),
+        )
         if _postponed is None:
-            return x_gradient, rows.T @ x_rows if of_weight else None, rows.sum(0) if of_bias else None
-        if of_weight:
-            _postponed.append(partial(_accumulate, weight, lambda: rows.T @ x_rows))
-        if of_bias:
-            _postponed.append(partial(_accumulate, ctx.bias, lambda: rows.sum(0)))
+            pairs = zip(computing, of_leaves, strict=True)
+            return x_gradient, *(compute() if needed else None for compute, needed in pairs)
+        for leaf, compute, needed in zip(ctx.leaves, computing, of_leaves, strict=True):
+            if needed:
+                _postponed.append(partial(_accumulate, leaf, compute))
         return x_gradient, None, None
 
 

@@ -114,13 +114,13 @@ def local_parameters(module: nn.Module, gradient: Layout | None = None) -> dict[
         TypeError: a parameter has been replaced by a plain tensor, whose layout is unknown.
     """
     parameters: dict[str, Any] = module._parameters
-    names = [name for name, p in parameters.items() if p is not None]
-    for name in names:
-        if not isinstance(parameters[name], DTensor):
+    there = {name: p for name, p in parameters.items() if p is not None}
+    for name, p in there.items():
+        if not isinstance(p, DTensor):
             kind = type(module).__name__
             raise TypeError(f"{name} of a parallel {kind} is a plain tensor: make it a DTensor by distribute_tensor")
-    parts = local_parts([parameters[name] for name in names], gradient)
-    return {**parameters, **dict(zip(names, parts, strict=True))}
+    parts = local_parts(list(there.values()), gradient)
+    return {**parameters, **dict(zip(there, parts, strict=True))}
 
 
 def arrived(x: Tensor, layout: Layout, wanted: Layout, ranks: Ranks, gradient: Layout | None = None) -> Tensor:

@@ -101,10 +101,17 @@ def local_parts(tensors: Sequence[Any], gradient: Layout | None = None) -> Seque
     Args:
         gradient: the layout of the gradients; None: that of each tensor.
     """
-    trained = [t for t in tensors if isinstance(t, DTensor) and t.requires_grad and torch.is_grad_enabled()]
-    parts = iter(_LocalParts.apply([_spec(t, gradient) for t in trained], *trained) if trained else ())  # type: ignore[no-untyped-call]
-    wanted = set(map(id, trained))
-    return [next(parts) if id(t) in wanted else private.local_of(t) if isinstance(t, DTensor) else t for t in tensors]
+    is_trained = [isinstance(t, DTensor) and t.requires_grad for t in tensors] if torch.is_grad_enabled() else []
+    if not any(is_trained):
+        return [private.local_of(t) if isinstance(t, DTensor) else t for t in tensors]
+    trained = [t for t, each in zip(tensors, is_trained, strict=True) if each]
+    specs = [_spec(t, gradient) for t in trained]
+    parts: Sequence[Tensor] = _LocalParts.apply(specs, *trained)  # type: ignore[no-untyped-call]
+    if len(trained) == len(tensors):
+        return parts
+    left = iter(parts)
+    others = (private.local_of(t) if isinstance(t, DTensor) else t for t in tensors)
+    return [next(left) if each else other for each, other in zip(is_trained, others, strict=True)]
 
 
 def _spec(t: Any, layout: Layout | None) -> Any:
@@ -143,7 +150,8 @@ def placed(x: Tensor, source: Layout, target: Layout, ranks: Ranks, shape: torch
         shape: of the whole tensor.
     """
     source, target = from_front(source, x.ndim), from_front(target, x.ndim)
-    dtensor: Tensor = _Placed.apply(x, source, private.spec(ranks.mesh, target, shape, x.dtype), ranks)  # type: ignore[no-untyped-call]
+    spec = private.spec(ranks.mesh, target, shape, x.dtype)
+    dtensor: Tensor = _Placed.apply(x, source, spec, ranks)  # type: ignore[no-untyped-call]
     return dtensor
 
 

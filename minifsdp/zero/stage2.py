@@ -59,7 +59,8 @@ class BucketGradients:
             if gradient is None:
                 raise RuntimeError(
                     f"the gradient of a parameter {list(p.shape)} is gone before its bucket was full: does another "
-                    "Zero2Optimizer have it too? Drop that one: del optimizer"
+                    "Zero2Optimizer have it too? Drop that one: del optimizer. Is its backward in two parts, in a "
+                    "zero-bubble pipeline? Take Zero1Optimizer"
                 )
             self.views[p].copy_(gradient)
             p.grad = None

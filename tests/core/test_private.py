@@ -459,6 +459,17 @@ def gloo_group() -> None:
     assert number.item() == 2
 
 
+@check(ranks=3)
+def new_group_named() -> None:
+    """Without it a pipeline's ranks hang in its set-up if one is in more groups than another."""
+    dist.new_group([1, 2], use_local_synchronization=True)  # rank 0 is in one group fewer
+    group = private.new_group_named("of the test", [0, 1, 2], None)
+    number = torch.tensor([dist.get_rank()])
+    dist.broadcast(number, group=group, group_src=2)
+    assert number.item() == 2
+    assert private.name_of(group) == "of the test"
+
+
 @check()
 def timeout_of() -> None:
     """Without it a rank waits half an hour on the second connection for one that is gone."""

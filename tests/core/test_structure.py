@@ -47,7 +47,7 @@ def test_what_is_installed_does_without_what_only_maintainers_run():
 LESSONS = (
     *("comm.py", "device.py", "flat_param.py", "ring.py"),
     *("ddp/naive.py", "ddp/bucketed.py", "ddp/overlapped.py", "ddp/reducer.py"),
-    *("zero", "fsdp", "fsdp/schedules", "fsdp2"),
+    *("zero", "fsdp", "fsdp/schedules", "fsdp2", "tensor_parallel", "pipeline", "pipeline/schedules"),
 )
 LESSON_LINES = 250
 
@@ -109,7 +109,7 @@ def is_type(found: str) -> bool:
 
 
 def test_closed_form_shares_no_code_with_what_it_predicts():
-    arithmetic = ("closed_form", "per_parameter", "activations", "tensor")  # each may use the others
+    arithmetic = ("closed_form", "per_parameter", "activations", "tensor", "pipeline")  # each may use the others
     known = {f"minifsdp.course.ladder.{each}" for each in arithmetic}
     for each in arithmetic:
         found = imports(PACKAGE / "course" / "ladder" / f"{each}.py")
@@ -161,7 +161,7 @@ def test_nothing_above_a_unit_knows_what_it_is_made_of():
 
 
 SUBJECT_LAST = re.compile(r"(What|Those|Whether|Which|Who|Whose|Where|When|How)\b")
-PROSE = ("checkpoint", "course", "ddp", "fsdp", "zero")  # and the modules beside them
+PROSE = ("checkpoint", "course", "ddp", "fsdp", "pipeline", "zero")  # and the modules beside them
 
 
 def docstrings(path: Path) -> list[str]:

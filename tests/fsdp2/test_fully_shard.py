@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -646,6 +647,12 @@ def a_parameter_of_two_units_is_refused() -> None:
 
 
 @check(ranks=2)
+def an_empty_list_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty list"):
+        ours.fully_shard([])
+
+
+@check(ranks=2)
 def a_backward_after_one_that_raised_needs_a_forward_of_its_own() -> None:
     model = three_layers(ours)
     bad = model[1].register_full_backward_pre_hook(lambda *_: 1 / 0)
@@ -679,6 +686,67 @@ def post_hooks_are_of_what_a_backward_has_reached() -> None:
         calls.clear()
         model[0](x).sum().backward()
     assert sorted(called[ours]) == sorted(called[theirs]) == ["0.bias", "0.weight"]
+
+
+@check(ranks=2)
+def post_hooks_run_while_backward_is_under_way() -> None:
+    """So that an optimizer that steps in one frees its gradient early."""
+    found: dict[Any, list[str]] = {}
+    for lib in (ours, theirs):
+        model, events = three_layers(lib), found.setdefault(lib, [])
+        for name, p in model.named_parameters():
+            p.register_post_accumulate_grad_hook(lambda p, name=name, events=events: events.append(name))
+        model[0].register_full_backward_pre_hook(lambda *_, events=events: events.append("backward of 0"))
+        model(some_rows(0, 0)[0].requires_grad_()).sum().backward()
+    assert found[ours] == found[theirs]
+    assert found[ours].index("2.weight") < found[ours].index("backward of 0") < found[ours].index("0.weight")
+
+
+@check(ranks=2, what=("blocks before", "blocks after", "root"))
+def compiled(what: str) -> None:
+    """The units' computation becomes graphs; gathers, frees and hooks run as they are."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(12, 7).double(), nn.Linear(7, 12).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.down(nn.functional.gelu(self.up(x)))
+
+    class Blocks(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).square().mean()
+
+    def trained(backend: Any = None) -> Iterator[tuple[str, Tensor | None]]:
+        torch.manual_seed(0)
+        model = Blocks(Block(), Block())
+        for block in model if backend and what == "blocks before" else ():
+            block.compile(backend=backend)
+        for block in model:
+            ours.fully_shard(block)
+        ours.fully_shard(model)
+        for block in model if backend and what == "blocks after" else ():
+            block.compile(backend=backend)
+        if backend and what == "root":
+            model.compile(backend=backend)
+        return train(model, data=some_rows)
+
+    torch._dynamo.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    assert_same(trained(graphs), trained(), 0.0)
+    assert graphs.frame_count >= 1
+    assert not any("all_gather" in str(graph.code) for graph in graphs.graphs)
+
+
+@check(ranks=2)
+def a_parameter_removed_after_a_step_is_named() -> None:
+    model = three_layers(ours)
+    model(*some_rows(0, 0)).sum().backward()
+    model[1].bias = None
+    with pytest.raises(RuntimeError, match="bias is no longer a parameter of its module"):
+        model(*some_rows(1, 0))
 
 
 @check(ranks=2, reshards=(False, True))

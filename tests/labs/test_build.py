@@ -48,7 +48,7 @@ import os
 import sys
 
 # %% [markdown]
-# ## 7.1 Add `one` (C1)
+# ## 7.1 Add `one`
 
 # %% tags=["exercise-77.1", "C1"]
 print(os.path.basename(os.getcwd()).split("-")[:2])
@@ -123,9 +123,10 @@ class TestSmallLab:
 
         assert labs.build("--check") == ("", [])
         readme = (labs.folder / "README.md").read_text()
-        assert "| [77 A lab](lab77_small.ipynb) | 5 | 7.1 Add one (C1) | one process |" in readme
-        link = "[lab 77, 7.1 Add one](lab77_small.ipynb#7.1-Add-one-(C1))"
-        assert f"| C1 | One and one are two | {link} |" in readme
+        assert "| [77 A lab](lab77_small.ipynb) | 5 | 7.1 Add one |" in readme
+        link = "[lab 77, 7.1 Add one](lab77_small.ipynb#7.1-Add-one)"
+        head = "## What the labs measure\n\n| statement | measured in |\n|---|---|\n"
+        assert f"{head}| One and one are two | {link} |" in readme
         assert readme.startswith("Before\n")
         assert readme.endswith("After\n")
 

@@ -188,6 +188,60 @@ def data_parallel_inside_a_stage(name: str, how: str) -> None:
         torch.testing.assert_close(whole, q, rtol=0, atol=1e-12)
 
 
+@check(ranks=2)
+def outputs_are_kept_if_asked_for_and_the_loss_may_have_arguments_of_its_own() -> None:
+    part, (x, target) = Part("1f1b", 4), rows(8)
+    losses: list[Tensor] = []
+    given: Any = {"target": target if part.is_last else None, "losses": losses}
+    whole = part.schedule.step(*([x] if part.is_first else []), **given)
+    halves = list(losses)
+    assert (whole is not None) == part.is_last
+    more: Any = {"return_outputs": False, "loss_kwargs": {"reduction": "sum"}}
+    assert part.schedule.step(*([x] if part.is_first else []), **given, **more) is None
+    for mean, total in zip(halves, losses, strict=True):
+        torch.testing.assert_close(total, mean * 2 * WIDTH)
+
+
+@check(ranks=2)
+def wrong_calls_are_refused() -> None:
+    part, (x, target) = Part("1f1b", 4), rows(8)
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"call eval\(\)"):
+        part.step(x, target)
+    with pytest.raises(TypeError, match=r"use minifsdp\.ddp's"):
+        Part("1f1b", 4, wrap=nn.parallel.DistributedDataParallel)
+
+
+@check(ranks=3)
+def a_new_schedule_works_after_one_has_failed() -> None:
+    """Also where ranks are in different numbers of groups."""
+    dist.new_group([1, 2], use_local_synchronization=True)
+    for _ in range(2):
+        part, (x, target) = Part("1f1b", 4), rows(8)
+        with pytest.raises((ValueError, pipeline.PipelineError), match="no target"):
+            part.schedule.step(*([x] if part.is_first else []))
+        with pytest.raises(pipeline.PipelineError, match="failed before"):
+            part.step(x, target)
+    part = Part("1f1b", 4)
+    part.step(x, target)
+    model, expected, _ = alone(part.count, x, target, 4)
+    torch.stack(expected).mean().backward()
+    for p, q in zip(part.parameters(), part.of(model), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-12)
+
+
+@check(ranks=3, wrong=("input_args", "output_args"))
+def examples_of_arguments_are_compared(wrong: str) -> None:
+    """With the first micro-batch, on both sides."""
+    rank = dist.get_rank()
+    example = {wrong: torch.empty(3, WIDTH)} if rank == (1 if wrong == "input_args" else 0) else {}
+    schedule = pipeline.ScheduleGPipe(PipelineStage(nn.Linear(WIDTH, WIDTH), rank, 3, "cpu", **example), 2, mse_loss)
+    x = torch.randn(4, WIDTH)
+    with pytest.raises((ValueError, pipeline.PipelineError), match=r"stage 0 passes float32\[2, 6\], where") as known:
+        schedule.step(*([x] if rank == 0 else []), target=x if rank == 2 else None)
+    dist.barrier()  # all know, while one still has the error and its frames
+    del known
+
+
 class Several(nn.Module):
     """Passes a tensor, one that needs no gradient, one that the next stage ignores, and a mask given by name."""
 
@@ -289,7 +343,7 @@ def fail(how: str) -> tuple[str, str, float]:
     stage = PipelineStage(Failing(how), rank, 3, "cpu")
     schedule = pipeline.Schedule1F1B(stage, 6, mse_loss)
     x = torch.randn(13 if how == "batch" else 12, WIDTH)
-    given: Any = ([x] if rank == 0 else [], {"target": x} if rank == 2 else {})
+    given: Any = ([x] if rank == 0 else [], {"target": x} if rank == 2 and how != "target" else {})
     started = time.monotonic()
     with pytest.raises((ValueError, pipeline.PipelineError)) as first:
         schedule.step(*given[0], **given[1])
@@ -306,10 +360,11 @@ def fail(how: str) -> tuple[str, str, float]:
         ("shape", r"stage 1 passes float32[1, 6] where it has passed float32[2, 6] before"),
         ("dtype", r"stage 1 passes float64[2, 6] where it has passed float32[2, 6] before"),
         ("batch", r"stage 0 passes float32[2, 6] where it has passed float32[3, 6] before"),
+        ("target", "no target on the rank of the last stage"),
     ],
 )
 def test_a_failure_is_one_error_on_all_ranks(how: str, words: str) -> None:
-    failed = 0 if how == "batch" else 1
+    failed = {"batch": 0, "target": 2}.get(how, 1)
     for rank, (first, again, seconds) in enumerate(launch(fail, 3, how)):
         kind = "ValueError" if rank == failed else f"PipelineError: rank {failed} at "
         assert first.startswith(kind)

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
-from minifsdp.course.bench import overhead, scaling
+from minifsdp.course.bench import overhead, scaling, tensor
 from minifsdp.course.bench.overhead import Cost
 from minifsdp.course.bench.scaling import Settings
 from minifsdp.course.launch import launch
@@ -127,6 +127,36 @@ def test_the_overhead_of_three_units(tmp_path: Path, capsys: pytest.CaptureFixtu
     said = capsys.readouterr()
     assert code == int(bool(said.err.splitlines()))
     assert all(name in said.out for name in rows)
+
+
+def test_tensor_parallelism_next_to_torch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, benchmark = tmp_path / "tensor_parallel.json", script("tensor_parallel")
+    monkeypatch.setattr(sys, "argv", ["tensor_parallel.py", "--runs", "1", "--steps", "1", "--out", str(path)])
+    for sizes in ("HOST", "STEPS"):
+        monkeypatch.setattr(benchmark, sizes, tensor.Settings(width=16, tokens=4, blocks=2))
+    code = benchmark.main()
+    record = json.loads(path.read_text())
+    assert set(record) >= ABOUT
+    assert [shape["what"] for shape in record["shapes"]] == ["host", "step"]
+    for shape in record["shapes"]:
+        per_block = {row["name"]: row["messages"] / shape["blocks"] for row in shape["contestants"]}
+        # Forward: out and down. Backward: q, k, v and up. Sequence parallelism moves each of them both ways.
+        assert per_block == {"torch-tp": 0, "our-tp": 2 + 4, "torch-tp-sp": 0, "our-tp-sp": 2 * (2 + 4)}
+    assert code == int(bool(capsys.readouterr().err.splitlines()))
+
+
+def test_limits_of_tensor_parallelism() -> None:
+    script_ = script("tensor_parallel")
+    times = dict(zip(("plain", *tensor.CONTESTANTS), ([1.0], [9.0], [3.0], [5.0], [1.5]), strict=True))
+    runs = [tensor.Found(times, dict.fromkeys(times, 0), {})]
+    shape = script_.verdicts("host", script_.HOST, runs)
+    assert [each["ratio"] for each in shape["ratios"]] == [0.25, 0.125]
+    assert script_.missed(shape) == []
+    assert len(script_.missed({**shape, "limit": 0.2})) == 1
+    one = tensor.Found({}, {}, {"our-tp": 1.0, "torch-tp": 1.0, "our-tp-sp": 1.1, "torch-tp-sp": 1.0})
+    assert script_.different([one]) == ["our-tp-sp computes 1.1, torch-tp-sp 1.0"]
 
 
 def units_of_all(units: int) -> dict[str, int]:

@@ -63,7 +63,7 @@ def test_commands(code: Code, tmp_path: Path) -> None:
             lines.append(f"make -n -C {ROOT} {line.removeprefix('make ')}")
         elif line.startswith("jupyter lab"):  # serves until it is stopped: tests/labs/test_batch.py
             lines.append("jupyter lab --version")
-        elif not line.startswith(("source .venv", "git clone")):
+        elif not line.startswith("source .venv"):
             lines.append(line)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environ = os.environ | {"PATH": path, "MINIFSDP_DEVICE": "cpu"}
@@ -98,6 +98,6 @@ def test_all_kinds_are_known() -> None:
     """What is neither run nor needs something is output, or a file's content."""
     assert {code.language for code in RUN} <= {"bash", "python", "text", "toml"}
     assert {code.needs for code in blocks()} <= {
-        *("", "a GPU", "GPUs", "several nodes", "Slurm", "Docker", "a record of a GPU")
+        *("", "a GPU", "GPUs", "several nodes", "Slurm", "Docker", "a record of a GPU", "its imports")
     }
     assert len(RUN) > 10

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
 
 import pytest
+
+from minifsdp.fsdp.shard import shard
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "labs" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,6 +41,12 @@ def test_the_front_page_has_each_lab_with_its_minutes() -> None:
     for lab, file, minutes in rows:
         about = json.loads((ROOT / "labs" / file).read_text())["metadata"]["minifsdp"]
         assert (lab, int(minutes)) == (about["lab"], about["minutes"])
+
+
+def test_the_front_page_shows_the_function_as_it_is() -> None:
+    source, page = (inspect.getsource(shard), (ROOT / "README.md").read_text())
+    signature, _, body = source.split('"""')
+    assert f"```python\n{signature.rstrip()}{body}```\n" in page
 
 
 def test_the_front_page_is_short_and_has_no_private_numbers() -> None:

@@ -74,13 +74,38 @@ def test_code_stands_on_its_page_as_it_is(sources: Path) -> None:
     assert (SITE.parents[1] / name).read_text() in page
     listing = (sources / "minifsdp" / "fsdp" / "index.md").read_text()
     assert "| [`engine.py`](engine.py.md) | From autograd's hooks to the schedule's events. |" in listing
-    assert "[`schedules/`](schedules/index.md)" in listing
+    assert "| [`schedules/`](schedules/index.md) | Schedules of gathers, frees and reductions" in listing
+
+
+def test_each_folder_says_what_it_holds(sources: Path) -> None:
+    pages = [path.read_text() for path in sources.rglob("index.md")]
+    folders = [row for page in pages for row in re.findall(r"^\| \[`.*/index\.md\).*", page, re.MULTILINE)]
+    assert len(folders) > 20
+    assert [row for row in folders if not re.search(r"\| \S.{10,} \|$", row)] == []
 
 
 def test_the_sidebar_has_the_ladder_and_the_code(sources: Path) -> None:
     text = (sources / "index.md").read_text()
     assert re.findall(r"^([\w-]+) <minifsdp/", text, re.MULTILINE) == [*RUNGS, "tp", "tp-sp"]
     assert ":caption: Code\n\nminifsdp/index\n" in text
+    assert ":caption: For maintainers\n\nCONTRIBUTING\ndocs/speed\n" in text
+
+
+def test_search_reads_pages_labs_and_the_package_but_no_copies_of_them(sources: Path) -> None:
+    unsearched = [path for path in sources.rglob("*.md") if "\nnosearch: true\n" in path.read_text()]
+    assert {path.relative_to(sources).parts[0] for path in unsearched} >= {"benchmarks", "labs", "slides"}
+    assert not any(path.is_relative_to(sources / "minifsdp") for path in unsearched)
+
+
+def test_an_excerpt_is_the_text_of_the_article() -> None:
+    spec = importlib.util.spec_from_file_location("excerpts", SITE / "excerpts.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = """<p>menu</p><article role="main"><h1>Limit</h1><h2>The limiter<a class="headerlink">#</a></h2><br/>
+    <p>waits<script>not()</script></p></article><p>footer</p>"""
+    assert module.article(page) == "The limiter waits"
 
 
 def test_a_term_leads_to_a_file_that_is_there(stage: ModuleType, sources: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from minifsdp.course.ladder.rungs import RUNGS
+from minifsdp.course.ladder.tensor_rungs import TENSOR_RUNGS
 
 SLIDES = Path(__file__).parents[2] / "slides"
 sys.path.insert(0, str(SLIDES))
@@ -49,6 +50,9 @@ def test_a_slide_says_how_far_up_the_ladder_it_is() -> None:
     assert (on.count('"done"'), on.count('"ahead"')) == (4, len(RUNGS) - 4)
     assert f"towards rung 4 of {len(RUNGS)}" in towards
     assert (towards.count('"done"'), towards.count('"ahead"')) == (3, len(RUNGS) - 3)
+    second = compose.Deck("made-up", "---\nmarp: true\n---\n{{ rung('tp-sp') }}\n", {}, {}).slides[0]
+    assert f"second ladder,  rung 3 of {len(TENSOR_RUNGS)}: <b>tp-sp</b>" in second
+    assert (second.count('"done"'), second.count('"ahead"')) == (3, len(TENSOR_RUNGS) - 3)
 
 
 def test_a_figure_that_is_not_what_its_code_draws_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

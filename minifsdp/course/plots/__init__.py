@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from minifsdp.course.plots.memory import curve, stages
     from minifsdp.course.plots.picture import Picture
     from minifsdp.course.plots.quantities import lines, timeline, versus
+    from minifsdp.course.plots.schedules import pipeline, pipeline_figure
     from minifsdp.course.plots.steps import memory_steps
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "lines",
     "memory_figure",
     "memory_steps",
+    "pipeline",
+    "pipeline_figure",
     "stages",
     "timeline",
     "timeline_figure",
@@ -39,7 +42,7 @@ __all__ = [
     "versus",
 ]
 
-_MODULES = ("picture", "memory", "quantities", "layout", "allocator", "device", "bench", "ladder", "steps")
+_MODULES = ("picture", "memory", "quantities", "layout", "allocator", "device", "bench", "ladder", "steps", "schedules")
 
 
 def __getattr__(name: str) -> Any:

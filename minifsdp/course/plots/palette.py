@@ -52,6 +52,9 @@ RANK_COLOURS = ("#263947", "#4F6778", "#8095A5", "#B4C3CE")
 UNIT_COLOURS = ("#453A7D", "#746AAD", "#A49CD2", "#CFCBE8")
 """Units, blocks and buckets: violets."""
 
+MICRO_BATCH_COLOURS = ("#1FA0D8", "#00A8B3", "#4AA77C", "#8E9D54", "#C08B53", "#D97B7A", "#CB7DAF", "#908FD6")
+"""Micro-batches of a pipeline: the colour wheel at one lightness; a ninth has the first one's, and its number."""
+
 STRATEGY_COLOURS = {
     "plain": "#D9D9D2",
     "DDP": "#8B8B83",
@@ -111,6 +114,14 @@ def colour_of(name: str) -> str | None:
     "your FSDP" has the colour of FSDP.
     """
     return _NAMES.get(name.removeprefix("your "))
+
+
+@cache
+def lighter(colour: str, share: float) -> str:
+    """`colour` with a share of white in it; a negative share is of black."""
+    base = 255 if share > 0 else 0
+    parts = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+    return "#" + "".join(f"{round(part + abs(share) * (base - part)):02X}" for part in parts)
 
 
 @cache

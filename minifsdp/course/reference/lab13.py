@@ -20,17 +20,18 @@ Crossing = Callable[[Tensor], Tensor]
 @reference(
     "13.1",
     hints=(
-        "`w.chunk(t, dim)` has the parts, perhaps fewer than t of them. By rows: which columns of x meet my rows of w? "
-        "What do the ranks' products have to do with the result? By columns: the gather wants equal parts, and joins "
-        "them along the first dimension.",
-        "By columns: put my part of w at the front of zeros [in, ceil(out / t)], gather the products into [t, rows, "
-        "ceil(out / t)], `movedim(0, 1)`, `flatten(1)`, and drop the columns behind `out`. By rows: the same slice of "
-        "x's columns and of w's rows, then one all-reduce of the product; an empty slice makes zeros.",
+        "`w.chunk(t, dim)` returns the parts, possibly fewer than t. For rows: which columns of x does a rank multiply "
+        "with its rows of w, and how do the ranks' products combine into the result? For columns: the gather needs "
+        "parts of equal size, and joins them along the first dimension.",
+        "For columns: pad this rank's part of w with zeros at the end to [in, ceil(out / t)], gather the products into "
+        "[t, rows, ceil(out / t)], apply `movedim(0, 1)` and `flatten(1)`, and drop the columns beyond `out`. For "
+        "rows: take the same slice of x's columns and of w's rows, then all-reduce the product. An empty slice gives "
+        "a product of zeros.",
     ),
     forbids=(layouts.move, layouts.relaid, layouts.all_gathered, layouts.all_reduced, layouts.part_of),
 )
 def multiply(x: Tensor, w: Tensor, by: Literal["columns", "rows"], group: Group) -> Tensor:
-    """x w on all ranks, of products with parts of w."""
+    """Compute x w, with each rank multiplying with only its part of w."""
     t, rank = group.size(), group.rank()
     if by == "rows":
         size = -(-w.shape[0] // t)
@@ -49,16 +50,16 @@ def multiply(x: Tensor, w: Tensor, by: Literal["columns", "rows"], group: Group)
 @reference(
     "13.2",
     hints=(
-        "An autograd function has a forward and a backward. In one of its two directions each of yours returns what it "
-        "got; in the other it returns a sum over the ranks.",
-        "`class Enter(torch.autograd.Function)` with two static methods, `forward(ctx, x)` and `backward(ctx, "
-        "gradient)`. A sum is an all-reduce of a contiguous *copy*: x, or the gradient, may be in use elsewhere. "
-        "Return `Enter.apply, Leave.apply`.",
+        "An autograd function has a forward and a backward. Each of your two functions returns its input unchanged in "
+        "one of these directions, and a sum over the ranks in the other.",
+        "Write `class Enter(torch.autograd.Function)` with two static methods, `forward(ctx, x)` and `backward(ctx, "
+        "gradient)`, and a class `Leave` in the same way. To sum, all-reduce a contiguous *copy*, because x or the "
+        "gradient may be in use elsewhere. Return `Enter.apply, Leave.apply`.",
     ),
     forbids=(layouts.f, layouts.g, layouts.move, layouts.relaid, layouts.all_reduced),
 )
 def f_and_g(group: Group) -> tuple[Crossing, Crossing]:
-    """Return f, a copy that sums gradients, and g, a sum that copies gradients."""
+    """Return f, which copies in forward and sums gradients, and g, which sums in forward and copies gradients."""
 
     def summed(x: Tensor) -> Tensor:
         total = x.clone(memory_format=torch.contiguous_format)
@@ -89,14 +90,15 @@ def f_and_g(group: Group) -> tuple[Crossing, Crossing]:
 @reference(
     "13.3",
     hints=(
-        "The first matrix is cut by columns: what does x need in front of it? The second by rows: what do the products "
-        "need behind it? Nothing is sent in between. How many ranks may add the second bias?",
-        "`F.linear(f(x), up, up_bias)`, gelu, `F.linear(.., down)` without a bias, g. Each rank then adds the whole "
-        "bias to the sum.",
+        "The first matrix is split by columns: what has to be applied to x before it? The second matrix is split by "
+        "rows: what has to be applied to the product after it? Nothing is sent in between. How often may the second "
+        "bias be in the sum?",
+        "Compute `F.linear(f(x), up, up_bias)`, then gelu, then `F.linear(.., down)` without a bias, then g. Every "
+        "rank then adds the whole bias to the sum.",
     ),
 )
 def mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, f: Crossing, g: Crossing) -> Tensor:
-    """gelu(x up^T + up_bias) down^T + down_bias, of this rank's parts of the weights."""
+    """Compute gelu(x up^T + up_bias) down^T + down_bias from this rank's parts of the weights."""
     hidden = F.gelu(F.linear(f(x), up, up_bias))
     return g(F.linear(hidden, down)) + down_bias
 
@@ -104,16 +106,17 @@ def mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor,
 @reference(
     "13.4",
     hints=(
-        "log(sum of exp(x - m)) - (x_target - m), for any m that is the same on all ranks. Of the sum each rank has a "
-        "part, of the target's logit one rank has all. Which of the three numbers must be known before the others?",
-        "The maximum: `logits.detach().amax(-1)`, an all-reduce with `comm.MAX`. Then the rank's sum of exponentials, "
-        "and its target's logit, 0 where the target is another rank's: gather with the index clamped to 0, and mask. "
-        "`g(torch.stack([sums, wanted]))` adds both up, and autograd does the rest.",
+        "The loss is log(sum of exp(x - m)) - (x_target - m), for any m that is the same on all ranks. Each rank has a "
+        "part of the sum; only one rank has the target's logit. Which of the three numbers must be known first?",
+        "The maximum comes first: all-reduce `logits.detach().amax(-1)` with `comm.MAX`. Then compute this rank's sum "
+        "of exponentials, and the target's logit, or 0 if another rank has the target: gather with the index replaced "
+        "by 0 in that case, then mask. `g(torch.stack([sums, wanted]))` sums both over the ranks, and autograd does "
+        "the rest.",
     ),
     forbids=(loss.cross_entropy, loss._TokenLosses.forward),
 )
 def cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Group, g: Crossing) -> Tensor:
-    """Mean cross-entropy of logits that are cut along the vocabulary."""
+    """Compute the mean cross-entropy of logits that are sharded along the vocabulary."""
     largest = logits.detach().amax(-1)
     comm.all_reduce(largest, group, comm.MAX).wait()
     shifted = logits - largest[:, None]
@@ -127,12 +130,12 @@ def cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Group, g: 
 @reference(
     "13.5",
     hints=(
-        "Forward and backward are each other's transposes: the transpose of a gather, if every rank then uses "
-        "the whole in its own way, is a sum that leaves each rank its part. Collectives join and cut along the first "
-        "dimension, and the sequence is the second one.",
-        "Two helpers: `gathered(x)` takes `x.movedim(1, 0).contiguous()` [s / t, b, h], gathers it into [s, b, h], and "
-        "moves the dimension back; `scattered(x)` does the same with a reduce-scatter, from s to s / t. One function "
-        "has gathered forward and scattered backward, the other one the other way round.",
+        "Backward is the transpose of forward. After a gather, every rank uses the whole sequence with its own "
+        "weights, so in backward the gradients have to be summed, and each rank keeps its part of the sum. Collectives "
+        "join and split tensors along the first dimension, but the sequence is the second dimension.",
+        "Write two helpers. `gathered(x)` takes `x.movedim(1, 0).contiguous()` [s / t, b, h], gathers it into "
+        "[s, b, h], and moves the dimension back. `scattered(x)` does the same with a reduce-scatter, from s to s / t. "
+        "f calls `gathered` in forward and `scattered` in backward; g does the opposite.",
     ),
     forbids=(layouts.move, layouts.relaid, layouts.all_gathered, layouts.reduce_scattered),
 )
@@ -175,9 +178,10 @@ def sequence_f_and_g(group: Group) -> tuple[Crossing, Crossing]:
 @reference(
     "13.6",
     hints=(
-        "A rank sees a part of the tokens, so its gradients of weight and bias are summands. You have a function that "
-        "changes nothing forward and sums gradients backward.",
-        "`F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))`: f on the parameters, not on the tokens.",
+        "A rank sees only a part of the tokens, so its gradients of weight and bias are partial sums. You already have "
+        "a function that changes nothing in forward and sums gradients in backward.",
+        "Return `F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))`. f is applied to the parameters, not to "
+        "the tokens.",
     ),
 )
 def norm(part: Tensor, weight: Tensor, bias: Tensor, f: Crossing) -> Tensor:
@@ -188,14 +192,16 @@ def norm(part: Tensor, weight: Tensor, bias: Tensor, f: Crossing) -> Tensor:
 @reference(
     "13.7",
     hints=(
-        "Tensor parallelism sends activations: how many all-reduces does a block have in a step, and what does a ring "
-        "send for each? FSDP sends parameters: how often, and what does a ring send for a gather?",
-        "4 all-reduces of tokens · width elements, each 2 (t - 1) / t of that; it makes no difference in bytes that "
-        "sequence parallelism halves them. FSDP: two gathers and one reduce-scatter, each (t - 1) / t of the "
-        "parameters.",
+        "Tensor parallelism sends activations. How many all-reduces does a block need in a step, and what does a ring "
+        "send for each? FSDP sends parameters and gradients. How many times does it send each of them, and what does a "
+        "ring send for an all-gather or a reduce-scatter?",
+        "Tensor parallelism needs 4 all-reduces of tokens · width elements, and for each a rank sends 2 (t - 1) / t "
+        "of these elements. Sequence parallelism sends the same number of bytes, because it replaces each all-reduce "
+        "with its two halves. FSDP needs two all-gathers and one reduce-scatter, and for each a rank sends (t - 1) / t "
+        "of the parameters.",
     ),
 )
 def crossing(tokens: int, width: int, parameters: int, ranks: int, itemsize: int) -> tuple[float, float]:
-    """Bytes that a rank sends for a block in a step: with tensor parallelism, with FSDP."""
+    """Compute the bytes that a rank sends for a block in a step, with tensor parallelism and with FSDP."""
     share = itemsize * (ranks - 1) / ranks
     return 8 * tokens * width * share, 3 * parameters * share

@@ -14,4 +14,7 @@ def stay_out_of_graphs() -> None:
     Gathers, frees and hooks are not operations of a graph. The compiler treats torch's own FSDP in the same way: code
     in those files runs as it is, and what it calls is looked at again (torch/_dynamo/trace_rules.py).
     """
-    leave_uncompiled(("minifsdp.fsdp", "minifsdp.comm", "minifsdp.device", "minifsdp.flat_param", "minifsdp.private"))
+    leave_uncompiled(f"minifsdp.{name}" for name in _OURS)
+
+
+_OURS = ("fsdp", "fsdp2", "comm", "gloo", "order", "device", "flat_param", "local_parts", "private")

@@ -29,7 +29,7 @@ def zbv(rank: int, ranks: int, micros: int) -> Iterator[Action]:
 
 
 def _order(rank: int, ranks: int, micros: int, done: Counter[tuple[str, Kind]]) -> Iterator[tuple[str, Kind]]:
-    """Which half of the V is next, and what it does."""
+    """The next half of the V, and the kind of action."""
     # Fill the pipeline: the way down, then both ways, then the first backwards.
     yield from _parse("down F", 2 * (ranks - rank) - 1)
     yield from _parse("up F, down F", rank)

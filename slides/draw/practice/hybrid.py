@@ -105,26 +105,24 @@ def draw_leaves() -> Figure:
 
 def draw_decisions() -> Figure:
     """What lab 11's cost model chooses, by model and cluster."""
-    head, *lines = [line for line in told("11", "C44") if line.strip()]
+    head, *lines = [re.split(r"\s{2,}", line.strip()) for line in told("11", "C44") if line.strip()]
     colours = {
-        "data parallelism": STRATEGY_COLOURS["DDP"],
-        "hybrid sharding": STRATEGY_COLOURS["HYBRID_SHARD"],
-        "full sharding": STRATEGY_COLOURS["FSDP"],
+        "data": STRATEGY_COLOURS["DDP"],
+        "hybrid": STRATEGY_COLOURS["HYBRID_SHARD"],
+        "full": STRATEGY_COLOURS["FSDP"],
         "more ranks": PALE,
         "split layers": LINE,
     }
     figure, axes = bare(4.95, 4.0, len(lines) + 1.3, left=-1.05)
-    columns = [slice(30 + 25 * place, 55 + 25 * place) for place in range(4)]
-    for place, column in enumerate(columns):
-        axes.text(place + 0.5, len(lines) + 0.15, _short(head[column]), ha="center", va="bottom", color=SOFT)
-    for row, line in enumerate(lines):
+    for place, cluster in enumerate(head):
+        axes.text(place + 0.5, len(lines) + 0.15, _short(cluster), ha="center", va="bottom", color=SOFT)
+    for row, (job, *decisions) in enumerate(lines):
         bottom = len(lines) - 1 - row
-        axes.text(-0.04, bottom + 0.5, _short(line[:30]), ha="right", va="center")
-        for place, column in enumerate(columns):
-            choice, _, factor = line[column].strip().partition(", ")
-            colour, name = colours[choice], choice.replace(" sharding", "").replace(" parallelism", "")
-            word = name + (f", {factor}" if factor not in ("", "F = 1") else "")
-            box(axes, place, bottom + 0.04, (0.985, 0.9), colour, word, color=ink_on(colour))
+        axes.text(-0.04, bottom + 0.5, _short(job), ha="right", va="center")
+        for place, decision in enumerate(decisions):
+            choice, _, factor = decision.partition(", ")
+            word = choice + (f", {factor}" if factor not in ("", "F = 1") else "")
+            box(axes, place, bottom + 0.04, (0.985, 0.9), colours[choice], word, color=ink_on(colours[choice]))
     return figure
 
 
