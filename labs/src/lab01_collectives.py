@@ -65,7 +65,8 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # processes are called **ranks** and are numbered 0 to N - 1; N is the **world size**. Only its rank
 # distinguishes a process from the others. `launch(fn, N)` starts N processes that each run `fn`
 # inside a process group, and returns their N results. Every collective names its **group**;
-# `comm.world()` is the group of all ranks.
+# `comm.world()` is the group of all ranks. A library, the *backend*, carries the messages: **gloo**
+# between processes on CPUs, **NCCL** between NVIDIA GPUs.
 
 
 # %%

@@ -35,7 +35,8 @@
 #
 # **Time** 75 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL,
 # one rank per GPU). **Memory** at most 4 MiB of tensors per rank (measured at the end); a process
-# takes about 270 MiB, most of them for torch's code, which the ranks share.
+# takes about 270 MiB, most of them for torch's code, which the ranks share. (gloo and NCCL are
+# the libraries that carry messages, between CPUs and between GPUs.)
 
 # %% tags=["setup"]
 # set-up
@@ -66,7 +67,7 @@ RANKS, ROWS, CONTEXT = 2, 8, 32  # N; rows per global batch; tokens per row
 #
 # The GPT has two embeddings (tokens and positions), four blocks of 12 parameter tensors each (two
 # LayerNorms and four linear layers, each with a weight and a bias), and a final LayerNorm and
-# linear layer.
+# linear layer, with a weight and a bias each.
 
 # %%
 import contextlib
@@ -244,8 +245,9 @@ assert close(one_process, two_ranks), "the ranks' losses differ from those of on
 
 # %% [markdown]
 # `follow` records the events of one step in order, with one letter for each: `g` means that a
-# gradient has been computed, `i` that an all-reduce has been issued, `w` that the host waits for
-# it, and `|` that `backward` has returned. It also keeps the log of collectives.
+# gradient has been computed, `i` that an all-reduce has been issued, `w` that the *host* (the CPU
+# that runs your program) waits for it, and `|` that `backward` has returned. It also keeps the log
+# of collectives.
 
 
 # %%

@@ -50,7 +50,7 @@ class Executor:
         stages: this rank's, by number.
         channels: to other ranks.
         loss_fn: of an output of the last stage and its target; None: forward only.
-        weight: factor of each micro-batch's loss before backward.
+        weight: of each micro-batch's loss: the gradient that its backward begins with.
 
     Attributes:
         observers: each is called with every action before it begins.
@@ -130,13 +130,16 @@ class Executor:
         if self.loss_fn is None or not batch.targets:
             return ()
         loss = self.loss_fn(output, batch.targets[micro], **batch.loss_kwargs)
+        if loss.numel() != 1:
+            raise ValueError(f"loss_fn returns {list(loss.shape)} numbers for micro-batch {micro}: return one")
         batch.losses[micro] = loss.detach()
-        return (loss * self.weight,)
+        return (loss,)
 
     def _gradients(self, action: Action, arrived: Sequence[Tensor] | None) -> Sequence[Tensor | None]:
-        """Of each output of a stage; None for the loss, and where none is needed."""
+        """Of each output of a stage, or of the loss; None where none is needed."""
         if arrived is None:
-            return [None] * len(self.stages[action.stage].alive[action.micro].outputs)
+            outputs = self.stages[action.stage].alive[action.micro].outputs
+            return [torch.full_like(loss, self.weight) for loss in outputs]
         left = iter(arrived)
         boundary = self.channels.boundaries[action.stage, True]
         return [next(left) if each.needs_grad else None for each in boundary]

@@ -66,7 +66,7 @@ def test_every_help_has_an_example_of_its_own(
         ("minifsdp lab start 1", ["10a", "10b", "11", "12", "13", "14"]),
         ("minifsdp lab hint 5.", [f"5.{number}" for number in range(1, 7)]),
         ("minifsdp ladder --ra", ["--ranks"]),
-        ("minifsdp ladder --rungs ddp,z", ["ddp,zero1", "ddp,zero2"]),
+        ("minifsdp ladder --rungs ddp,z", ["ddp,zero1", "ddp,zero2", "ddp,zb-h1"]),
     ],
 )
 def test_names_are_completed(typed: str, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

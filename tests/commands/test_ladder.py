@@ -221,7 +221,7 @@ def refused(monkeypatch, capsys, *options: str) -> str:
         (["--out", "short.txt/below"], "--out short.txt/below cannot be written"),
         (["--colour", "red"], "--colour"),
         (["--heads", "0"], "--heads 0: must be at least 1"),
-        (["--axis", "pipeline"], "--axis: there is no 'pipeline'; there are data, tensor"),
+        (["--axis", "sequence"], "--axis: there is no 'sequence'; there are data, tensor, pipeline"),
         (["--axis", "tensor", "--rungs", "fsdp"], "--rungs: there is no 'fsdp'; there are ddp, tp, tp-sp"),
         (["--axis", "tensor", "--rungs", "ddp,tp-fsdp2"], "--rungs tp-fsdp2: 2 ranks are no mesh of dp x tp"),
         (["--axis", "tensor", "--ranks", "5"], "--rungs tp: 12 heads cannot be shared by 5 ranks: choose --heads"),

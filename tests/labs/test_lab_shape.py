@@ -84,6 +84,27 @@ def test_a_lab_begins_with_a_picture_and_names_its_lecture(lab: str) -> None:
     assert lab in re.findall(r"\w+", labs)
 
 
+@pytest.mark.parametrize("lab", LABS)
+def test_every_head_says_what_a_lab_needs_in_one_form(lab: str) -> None:
+    head = " ".join(source_of(LABS[lab][0]).split())
+    assert re.search(
+        r"\*\*You need\*\* \S.*\*\*Time\*\* \d+ .*\*\*(?:Runs|To run)\*\* (?:on|in) .*\*\*Memory\*\* \S", head
+    )
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_questions_are_numbered_and_every_rung_says_what_is_missing(lab: str) -> None:
+    """An answer is Markdown: a blank line ends the block of HTML, in which backticks would be shown as they are."""
+    texts = "\n\n".join(source_of(cell) for cell in LABS[lab] if cell["cell_type"] == "markdown")
+    assert [texts.count(f"\n## {title}\n") for title in ("What is still missing", "Questions")] == [1, 1]
+    questions = texts.partition("\n## Questions\n")[2]
+    assert re.findall(r"^\*\*(\d+)\. ", questions, re.MULTILINE) == [
+        str(number) for number in range(1, questions.count("<details>") + 1)
+    ]
+    shown = re.findall(r"^<\w.*?(?=\n\n|\Z)", texts, re.MULTILINE | re.DOTALL)  # blocks of HTML
+    assert [each for each in shown if "`" in each] == []
+
+
 def test_lab_02_ends_with_its_last_exercise_and_what_follows_is_more() -> None:
     texts = "\n".join(source_of(cell) for cell in LABS["02"] if cell["cell_type"] == "markdown")
     headings = re.findall(r"^#{2,3} (.+)$", texts, re.MULTILINE)

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
-from minifsdp.course.bench import overhead, scaling, tensor
+from minifsdp.course.bench import overhead, pipeline, scaling, tensor
 from minifsdp.course.bench.overhead import Cost
 from minifsdp.course.bench.scaling import Settings
 from minifsdp.course.launch import launch
@@ -342,3 +342,27 @@ def test_scaling_refuses_what_cannot_be(
     assert script("scaling").main() == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
+
+
+# Pipelines
+
+
+def test_what_a_pipeline_costs_is_the_time_beyond_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the rank that takes longer, by medians."""
+    fast = {"loop": [1.0, 1.0, 9.0], "torch": [3.0, 3.0, 9.0], "ours": [2.0, 2.0, 9.0]}
+    slow = {"loop": [1.0], "torch": [5.0], "ours": [2.5]}
+    ranks = [{(name, who): each for name in pipeline.SCHEDULES for who, each in of.items()} for of in (fast, slow)]
+    monkeypatch.setattr(pipeline, "launch", lambda *_, **__: ranks)
+    found = pipeline.measure(pipeline.Settings())
+    assert found == dict.fromkeys(pipeline.SCHEDULES, pipeline.Cost(4.0, 1.5))
+    assert found["gpipe"].ratio == 0.375
+
+
+def test_a_pipeline_is_recorded_and_its_limit_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code = run("pipeline", "--runs", "1", "--steps", "1", "--out", str(tmp_path / "pipeline.json"))
+    record = json.loads((tmp_path / "pipeline.json").read_text())
+    assert record.keys() >= ABOUT
+    assert [row["name"] for row in record["schedules"]] == ["gpipe", "1f1b", "interleaved"]
+    assert code == any(row["ratio"] > record["limit"] for row in record["schedules"])
+    assert ("more than 0.8" in capfd.readouterr().err) == bool(code)
+    assert run("pipeline", "--micros", "3", "--out", str(tmp_path / "pipeline.json")) == 2

@@ -51,5 +51,5 @@ def test_the_front_page_shows_the_function_as_it_is() -> None:
 
 def test_the_front_page_is_short_and_has_no_private_numbers() -> None:
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) < 130
+    assert len(text.splitlines()) <= 130
     assert not re.search(r"\bC\d+\b|not run", text)

@@ -102,7 +102,7 @@ class _Stepper:
 
 
 class Found(NamedTuple):
-    """What a run has found.
+    """The figures of one run.
 
     Attributes:
         seconds: of each timed step, by contestant; of the host's also of "plain".

@@ -28,7 +28,7 @@ from minifsdp.course.launch.world import is_first, tell
 from minifsdp.course.system.whole_files import UndeliveredError
 
 DEFAULT = Settings()
-TENSOR = Settings.on("tensor")
+OTHERS = {axis: Settings.on(axis) for axis in AXES if axis != DEFAULT.axis}
 
 
 def _rungs(incomplete: str) -> list[str]:
@@ -39,8 +39,13 @@ def _rungs(incomplete: str) -> list[str]:
 
 
 def _other(name: str) -> str:
-    """The default of an option on both axes."""
-    return f"default: {getattr(DEFAULT, name)}, with --axis tensor {getattr(TENSOR, name)}."
+    """The default of an option on all axes."""
+    usual = getattr(DEFAULT, name)
+    others = {axis: getattr(settings, name) for axis, settings in OTHERS.items()}
+    return ", ".join(
+        [f"default: {usual or 'as the width allows'}"]
+        + [f"with --axis {axis} {value}" for axis, value in others.items() if value != usual]
+    )
 
 
 app = new_app()
@@ -52,31 +57,32 @@ def ladder(
     ranks: RanksOption = None,
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
-    axis: Annotated[str, typer.Option(help="What the rungs divide among ranks: data, or tensor for layers.")] = "data",
+    axis: Annotated[
+        str, typer.Option(help="What the rungs divide among ranks: data, tensor (in layers), or pipeline (layers).")
+    ] = "data",
     rungs: Annotated[
         str | None, typer.Option(help="Comma-separated names; default: all.", autocompletion=_rungs)
     ] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps per rung.")] = DEFAULT.steps,
     batch: Annotated[
-        int | None, typer.Option(help="Sequences per step over all ranks; default: 12, or the next multiple of N.")
+        int | None, typer.Option(help="Sequences per step over all ranks; default: 12, or the next that fits.")
     ] = None,
-    layers: Annotated[int, typer.Option(help="Transformer blocks, each a unit.")] = DEFAULT.layers,
-    width: Annotated[int | None, typer.Option(help=f"Size of the residual stream; {_other('width')}")] = None,
-    heads: Annotated[
-        int | None, typer.Option(help="Attention heads; default: as the width allows, with --axis tensor 12.")
-    ] = None,
-    context: Annotated[int | None, typer.Option(help=f"Tokens per sequence; {_other('context')}")] = None,
+    layers: Annotated[int | None, typer.Option(help=f"Transformer blocks, each a unit; {_other('layers')}.")] = None,
+    width: Annotated[int | None, typer.Option(help=f"Size of the residual stream; {_other('width')}.")] = None,
+    heads: Annotated[int | None, typer.Option(help=f"Attention heads; {_other('heads')}.")] = None,
+    context: Annotated[int | None, typer.Option(help=f"Tokens per sequence; {_other('context')}.")] = None,
     data: Annotated[Path | None, typer.Option(help="Text to train on; default: Python's standard library.")] = None,
     link: Annotated[str | None, typer.Option(help='Emulated link, as "latency=200us,bandwidth=1GB/s".')] = None,
     limit: Annotated[int, typer.Option(help="k of fsdp-limit: units gathered and not yet freed.")] = DEFAULT.limit,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for ladder.json, pictures and traces; default: results/ladder[-tensor].")
+        Path | None, typer.Option(help="Folder for ladder.json, pictures and traces; default: results/ladder[-AXIS].")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the model and of the batches.")] = DEFAULT.seed,
 ) -> None:
     """Train one model on every rung, from one all-reduce to the rate limiter, and show what each rung buys.
 
     With --axis tensor: from whole layers on every rank to layers cut over ranks, sequences too, and FSDP2 outside.
+    With --axis pipeline: from one rank at work to micro-batches, 1F1B, zero bubble, and data parallelism outside.
 
     Example: minifsdp ladder --ranks 4 --rungs ddp,fsdp,fsdp-limit --link latency=200us,bandwidth=1GB/s
     """
@@ -85,10 +91,11 @@ def ladder(
 
     names = None if rungs is None else tuple(name.strip() for name in rungs.split(",") if name.strip())
     ranks = ranks_asked_for(ranks, DEFAULT.ranks)
-    batch = ranks * ceil(DEFAULT.batch / max(1, ranks)) if batch is None else batch
     model: dict[str, int | None] = {"layers": layers, "width": width, "heads": heads, "context": context}
     run: dict[str, Any] = {"ranks": ranks, "rungs": names, "steps": steps, "batch": batch, "limit": limit, "seed": seed}
     try:
+        if batch is None and axis in AXES:
+            run["batch"] = (rows := AXES[axis].rows(max(1, ranks))) * ceil(DEFAULT.batch / rows)
         settings = Settings.on(axis, **model, **run, text=data, link=link)
         out = Path(AXES[axis].folder) if out is None else out
         plan = course.plan(settings, device, out, share_gpu)  # type: ignore[arg-type]
@@ -114,7 +121,8 @@ def ladder(
         console = new_console()
         console.print(ladder_table(record))
         on_gpu = ", allocator.png, snapshots (pytorch.org/memory_viz opens them)" if plan.world.gpus else ""
-        pictures = f"memory.png, memory.gif, timeline.png, explore.html (open it in a browser){on_gpu}"
+        lanes = "pipeline.png" if axis == "pipeline" else "timeline.png"
+        pictures = f"memory.png, memory.gif, {lanes}, explore.html (open it in a browser){on_gpu}"
         console.print(f"{out}: ladder.json, {pictures} and {len(record['rungs'])} traces (ui.perfetto.dev opens them)")
         for name, fault in plan.left_out.items():
             console.print(f"left out: {name} ({fault})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +19,7 @@ Parameters = Literal["shard", "on its way", "whole"]
 Gradient = Literal["none", "whole", "on its way", "shard"]
 Holding = tuple[Parameters, Gradient]
 
+_STAGE = re.compile(r"^stages\.\d+\.")
 _PARAMETERS: dict[Any, Parameters] = {SHARDED: "shard", GATHERING: "on its way", UNSHARDED: "whole"}
 
 
@@ -45,7 +47,8 @@ def holdings_of(model: nn.Module, optimizer: Any = None) -> Holdings:
         return of_units(units)
     if own := [each for each in getattr(model, "units", ()) if hasattr(each, "held")]:
         return Holdings([each.name for each in own], lambda: [each.held for each in own])
-    blocks = [each for each in model.modules() if isinstance(each, Block)]
+    named = {path: each for path, each in model.named_modules() if isinstance(each, Block)}
+    blocks = list(named.values())
     inside = {p for block in blocks for p in block.parameters()}
     rows = [[p for p in model.parameters() if p not in inside], *(list(block.parameters()) for block in blocks)]
     buckets = getattr(optimizer, "buckets", [])
@@ -56,7 +59,7 @@ def holdings_of(model: nn.Module, optimizer: Any = None) -> Holdings:
         sharded = {p for bucket in buckets if bucket.shard.grad is not None for p in bucket.params}
         return [(parts, _gradient(row, used, sharded, parts)) for row in rows]
 
-    return Holdings(["root", *(f"blocks.{number}" for number in range(len(blocks)))], look)
+    return Holdings(["root", *(".".join(path.split(".")[-2:]) for path in named)], look)
 
 
 def of_units(units: Sequence[Unit]) -> Holdings:
@@ -65,8 +68,8 @@ def of_units(units: Sequence[Unit]) -> Holdings:
 
 
 def _name(unit: Unit) -> str:
-    """Its path in the model, without the class: `blocks.1 (Block)` as `blocks.1`."""
-    return unit.title.split(" (")[0]
+    """Its path in the model, without the class and a pipeline's stage: `stages.0.blocks.1 (Block)` as `blocks.1`."""
+    return _STAGE.sub("", unit.title.split(" (")[0])
 
 
 def _of_unit(unit: Unit) -> Holding:

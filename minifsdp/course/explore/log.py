@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -158,7 +159,13 @@ def on_one_clock(logs: Sequence[LoggedStep], traced: Sequence[Moment], spans: Se
     ]
     length = max([*(start + duration for _, _, start, duration in lanes), round(1e6 * (traced[-1].at - traced[0].at))])
     ranks = [{"start": [log.start[tag] for tag in TAGS], "entries": _entries(log, traced)} for log in logs]
-    return {"length": length, "spans": lanes, "units": logs[0].units, "ranks": ranks}
+    return {"length": length, "spans": lanes, "units": _units(logs), "ranks": ranks}
+
+
+def _units(logs: Sequence[LoggedStep]) -> list[str]:
+    """Names of the rows; in a pipeline a row is another unit on each rank."""
+    rows = zip_longest(*(dict.fromkeys(tuple(log.units) for log in logs)), fillvalue="-")
+    return [" | ".join(dict.fromkeys(names)) for names in rows]
 
 
 def _entries(log: LoggedStep, traced: Sequence[Moment]) -> list[list[Any]]:
@@ -174,12 +181,14 @@ def _entries(log: LoggedStep, traced: Sequence[Moment]) -> list[list[Any]]:
 
 
 def _ties(ours: Sequence[Moment], traced: Sequence[Moment]) -> tuple[list[float], list[float]]:
-    """Seconds of one moment in both steps; only of the phases' beginnings if the steps' collectives differ."""
+    """Seconds of one moment in both steps; only of phases that both have if the steps' collectives differ."""
     kinds, others = ([each.kind for each in moments] for moments in (ours, traced))
     if kinds == others:
         pairs = list(zip(ours, traced, strict=True))
     else:
-        pairs = [(ours[i], traced[others.index(kind)]) for i, kind in enumerate(kinds) if " " not in kind]
+        pairs = [
+            (ours[i], traced[others.index(kind)]) for i, kind in enumerate(kinds) if " " not in kind and kind in others
+        ]
     return [one.at for one, _ in pairs], [other.at - traced[0].at for _, other in pairs]
 
 

@@ -32,6 +32,7 @@ from minifsdp.course.system.resources import check_names
 from minifsdp.course.watch.cuda_memory import MemoryHistory, clear_cache
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.watch.storages import Tag
+from minifsdp.course.watch.trace import PHASES
 
 WARM_UP = 1  # steps before the measured one: the first creates the optimizer's state and learns the order of units
 
@@ -67,6 +68,11 @@ class Settings:
 
     def rung(self, name: str) -> Rung:
         return AXES[self.axis].rungs[name]
+
+    def bubble(self, name: str) -> float:
+        """A pipeline's, by its formula."""
+        formula = self.rung(name).bubble
+        return formula(self.ranks) if formula is not None else 0.0
 
     def model(self) -> GPT:
         """The same parameters on every rank and every rung."""
@@ -110,10 +116,10 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
     """Run all rungs on this rank three times: timed, traced, measured, so that no instrument disturbs another.
 
     Returns:
-        by rung: "losses" (this rank's) and "step_seconds"; on rank 0 "traced", a traced step; "bytes", "curve",
-        "collectives", "log" and, on a GPU, "cuda" of one measured step; "others", by the value of its variants their
-        "log" and "traced". Rank 0 writes `trace-<rung>.json`, and on a GPU `snapshot-<rung>.pickle`, to the folder
-        `traces`.
+        by rung: "losses" (this rank's) and "step_seconds"; "actions", a pipeline's in the last step; on rank 0
+        "traced", a traced step; "bytes", "curve", "collectives", "log" and, on a GPU, "cuda" of one measured step;
+        "others", by the value of its variants their "log" and "traced". Rank 0 writes `trace-<rung>.json`, and on a
+        GPU `snapshot-<rung>.pickle`, to the folder `traces`.
     """
     link = parse_link(settings.link) if settings.link else None
     if link is not None:
@@ -166,6 +172,7 @@ def _train(
             device.synchronize(where)
             records[name]["step_seconds"].append(time.perf_counter() - start)
             records[name]["losses"].append(float(loss))
+            records[name]["actions"] = list(trainer.done)
             advance(name, "training")
     return records
 
@@ -220,9 +227,11 @@ def measure_memory(
         def tell(phase: str) -> None:
             if phase == "rest":
                 rest.update(ledger.live())
-            else:
+            elif phase in PHASES:
                 activations[phase] = ledger.mark(phase)["activations"]
                 history.mark(phase)
+            else:
+                activations[phase] = ledger.settled()["activations"]
             log.mark(NAMES.get(phase, phase))
 
         ledger.reset_peaks()
@@ -235,7 +244,7 @@ def measure_memory(
                 "optimizer": rest["optimizer"],
                 "unsharded_peak": ledger.peak_of("unsharded"),
                 "gradients_peak": ledger.peak_of("gradients", "communication"),
-                "activations": activations["backward"] - activations["forward"],
+                "activations": max(activations.values()) - activations["forward"],
                 "peak": ledger.peak.total,
             },
             "curve": ledger.curve(),

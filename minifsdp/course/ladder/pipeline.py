@@ -15,11 +15,17 @@ bubble is the idle share of all ranks' time over the whole step; papers also wri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from minifsdp.course.ladder import activations
 from minifsdp.course.ladder.activations import Cut, Sizes
+from minifsdp.course.ladder.closed_form import Bytes, Setting
+from minifsdp.course.ladder.per_parameter import Buffers, Shape
+from minifsdp.course.ladder.per_parameter import fsdp2 as fsdp2_bytes
+
+MICROS = 2
+"""Micro-batches for each rank of the ladder's pipelines."""
 
 Did = tuple[int, str, int]
 """Stage, kind and micro-batch of an action."""
@@ -72,9 +78,8 @@ def kept(stage: Stage, sizes: Sizes) -> int:
     blocks = stage.blocks * sum(activations.kept_by_block(sizes, Cut()).values())
     ends = activations.kept_around_blocks(sizes, Cut())
     stream = sizes.itemsize * sizes.batch * sizes.context * sizes.width
-    first = ends.pop("positions") if stage.is_first else 0
-    last = sum(ends.values()) - ends.get("positions", 0) + sizes.itemsize  # the loss, times its weight
-    return blocks + first + (last if stage.is_last else stream)
+    positions = ends.pop("positions")
+    return blocks + (positions if stage.is_first else 0) + (sum(ends.values()) if stage.is_last else stream)
 
 
 def kept_for_weights(stage: Stage, sizes: Sizes) -> int:
@@ -122,6 +127,26 @@ def held(plan: Sequence[Sequence[Did]], rank: int, stages: Sequence[Stage], size
 
 def _place(actions: Sequence[Did], stage: int, kinds: str, micro: int) -> int:
     return next(n for n, each in enumerate(actions) if each[0] == stage and each[1] in kinds and each[2] == micro)
+
+
+# FSDP2
+
+
+def fsdp2(units: Sequence[Sequence[Shape]], setting: Setting) -> Bytes:
+    """A stage under FSDP2, whose parameters stay gathered for the step and whose gradients are reduced at its end.
+
+    Args:
+        units: shapes of each parameter, unit by unit, the root's first; it may be empty.
+        setting: `ranks` are the replicas of the stage.
+    """
+    buffers = [Buffers.of(unit, setting) for unit in units if unit]
+    held = fsdp2_bytes([list(unit) for unit in units if unit], 0, setting, ahead=0, limited=False, holds=False)
+    peak, means = 0, 0
+    for number, unit in enumerate(buffers):
+        left = sum(each.leaves for each in buffers[number + 1 :])
+        peak = max(peak, left + means + unit.leaves + unit.packed, left + means + unit.packed + unit.reducing)
+        means += unit.mean
+    return replace(held, unsharded_peak=sum(unit.whole for unit in buffers), gradients_peak=peak)
 
 
 # Messages

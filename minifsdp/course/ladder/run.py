@@ -34,6 +34,7 @@ from minifsdp.course.system.resources import (
 )
 from minifsdp.course.system.whole_files import delivering
 from minifsdp.course.watch.timeline import overlap
+from minifsdp.pipeline.simulate import Simulation, replay
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
 
@@ -66,11 +67,9 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
     check_names("--rungs", settings.rungs, AXES[settings.axis].rungs)
     check_seed(settings.seed)
     check_counts(settings, ("ranks", "steps", "batch", "layers", "width", "heads", "context", "limit"))
-    if settings.batch % settings.ranks:
-        raise ValueError(
-            f"--batch {settings.batch} cannot be shared equally by {settings.ranks} ranks: "
-            f"choose a multiple of {settings.ranks}"
-        )
+    if settings.batch % (rows := AXES[settings.axis].rows(settings.ranks)):
+        by = f"{settings.ranks} ranks" if rows == settings.ranks else f"{rows} micro-batches"
+        raise ValueError(f"--batch {settings.batch} cannot be shared equally by {by}: choose a multiple of {rows}")
     world = choose_world(settings.ranks, device, share_gpu)
     if settings.link is not None:
         parse_link(settings.link)
@@ -133,21 +132,27 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
         with delivering(staging, plan.out, record):
             (staging / "ladder.json").write_text(_one_line_per_list(json.dumps(record, indent=1)) + "\n")
             (staging / "explore.html").write_text(_explorer(settings, record, ranks, plan.world))
-            _draw(settings, record, ranks[0], staging, plan.world)
+            _draw(settings, record, ranks, staging, plan.world)
         _forget_earlier(plan.out, staging)
     return record
 
 
 def _draw(
-    settings: Settings, record: dict[str, Any], first: dict[str, dict[str, Any]], staging: Path, world: World
+    settings: Settings, record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]], staging: Path, world: World
 ) -> None:
-    """Draw the pictures from the record and from rank 0's results by rung."""
+    """Draw the pictures from the record and from the ranks' results by rung."""
+    first = ranks[0]
     drawn = [(rung["name"], rung) for rung in record["rungs"]]
     rungs = [rung | {"adds": settings.rung(name).adds, "curve": first[name]["curve"]} for name, rung in drawn]
     plots.memory_figure(rungs, staging / "memory.png")
     plots.memory_steps(rungs, staging / "memory.gif")
+    if all(rung["cuda"] for rung in rungs):
+        plots.allocator_figure(rungs, staging / "allocator.png")
     names = [rung["name"] for rung in rungs]
     sharded = [name for name in names if name.startswith("fsdp")]
+    if replays := _replays(settings, ranks):
+        _draw_pipelines(replays, {name: settings.bubble(name) for name in replays}, staging / "pipeline.png")
+        return
     traced = {name: first[name]["traced"] for name in sharded or names}
     lanes = [
         plots.Timeline(name, each.spans, overlap(each.spans) if record["ranks"] > 1 else None, each.usual)
@@ -155,13 +160,32 @@ def _draw(
     ]
     about = f"emulated link: {record['link']}" if record["link"] else world.choice
     plots.timeline_figure(lanes, staging / "timeline.png", about)
-    if all(rung["cuda"] for rung in rungs):
-        plots.allocator_figure(rungs, staging / "allocator.png")
+
+
+def _draw_pipelines(steps: dict[str, Simulation], predicted: dict[str, float], path: Path) -> None:
+    first, least = next(iter(steps)), min(steps, key=lambda name: steps[name].bubble)
+    title = f"Idle ranks: {steps[first].bubble:.0%} of their time with {first}, {steps[least].bubble:.0%} with {least}"
+    plots.pipeline_figure({name: step.rows for name, step in steps.items()}, path, title, predicted)
+
+
+def _replays(settings: Settings, ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Simulation]:
+    """A step of each pipeline's first replica, if every action took the median time of its kind and stage.
+
+    By the clock ranks also wait for cores that they share, which says nothing about the schedule.
+    """
+    replays = {}
+    for name in settings.rungs:
+        size = settings.ranks // settings.rung(name).replicas(settings.ranks)
+        rows = [rank[name]["actions"] for rank in ranks[:size]]
+        if rows[0]:
+            replays[name] = replay(rows)
+    return replays
 
 
 def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     settings = plan.settings
     setting = replace(closed_form_setting(settings.ranks, plan.world.backend), batch=settings.batch)
+    replays = _replays(settings, ranks)
     rungs = []
     for name in settings.rungs:
         ours = [rank[name] for rank in ranks]
@@ -178,6 +202,7 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
                 "overlap": overlap(ours[0]["traced"].spans) if settings.ranks > 1 else None,
                 "traced_seconds": ours[0]["traced"].seconds,
                 "cuda": ours[0]["cuda"],
+                **({"bubble": [replays[name].bubble, settings.bubble(name)]} if name in replays else {}),
                 "moments": [[[each.name, each.bytes] for each in rank["log"].moments] for rank in ours],
             }
         )
@@ -225,6 +250,11 @@ def _one_line_per_list(text: str) -> str:
 def _forget_earlier(out: Path, staging: Path) -> None:
     """Delete an earlier run's files that this run did not write."""
     rungs = [name for axis in AXES.values() for name in axis.rungs]
-    every = {"allocator.png", *(name for rung in rungs for name in (f"trace-{rung}.json", f"snapshot-{rung}.pickle"))}
+    every = {
+        "allocator.png",
+        "pipeline.png",
+        "timeline.png",
+        *(name for rung in rungs for name in (f"trace-{rung}.json", f"snapshot-{rung}.pickle")),
+    }
     for name in every - {path.name for path in staging.iterdir()}:
         (out / name).unlink(missing_ok=True)

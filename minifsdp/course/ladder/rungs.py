@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from minifsdp.course.ladder import closed_form
@@ -29,6 +29,7 @@ from minifsdp.fsdp import (
 )
 from minifsdp.fsdp2 import Held, Recorded, fully_shard, use_schedule
 from minifsdp.gloo import reduces_by_all_to_all
+from minifsdp.pipeline.simulate import Timed
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
 LEARNING_RATE = 1e-3
@@ -37,11 +38,19 @@ BUCKET_MB = 0.5  # the course's model is small; torch's 25 would be a single buc
 
 @dataclass
 class Trainer:
-    """A model in training: one step is forward, `backward()`, `after_backward()`, `step()`, `zero_grad()`."""
+    """A model in training: one step is forward, `backward()`, `after_backward()`, `step()`, `zero_grad()`.
+
+    Attributes:
+        both: forward and backward where they are not one after the other: takes tokens, targets and `tell`, and
+            returns the loss.
+        done: a pipeline's actions of the last step, with their times on this rank.
+    """
 
     model: nn.Module
     optimizer: Optimizer
     after_backward: Callable[[], Any] = lambda: None
+    both: Callable[[Tensor, Tensor, Callable[[str], Any]], Tensor] | None = None
+    done: Sequence[Timed] = ()
 
 
 class Sizes(NamedTuple):
@@ -77,6 +86,7 @@ class Rung(NamedTuple):
         others: by value, the same rung built otherwise, for the explorer.
         replicas: into how many shares N ranks cut a batch. Neighbours with the same share are one group.
         fault: why a model of these sizes cannot be trained on N ranks, in words; empty: it can.
+        bubble: of a pipeline on N ranks, by a formula; None: it is none.
     """
 
     adds: str
@@ -87,6 +97,7 @@ class Rung(NamedTuple):
     others: Mapping[str, Callable[[GPT, int], Trainer]] = {}
     replicas: Callable[[int], int] = lambda ranks: ranks
     fault: Callable[[Sizes, int], str] = lambda sizes, ranks: ""
+    bubble: Callable[[int], float] | None = None
 
 
 def sizes_of(model: GPT) -> Sizes:

@@ -62,10 +62,16 @@ def _verdict(rung: dict[str, Any]) -> str:
 
 
 def _cost(record: dict[str, Any]) -> Table:
-    table = plain_table("Cost of a step", "bytes by the ring's formula; time is the median of unwatched steps")
-    operations = list(dict.fromkeys(op for rung in record["rungs"] for op in rung["collectives"]))
-    headings = [op.replace("_", "-\n") for op in operations]
-    for heading in (*headings, "MiB\nsent", "overlap", "step\nms", "last\nloss", "difference\nfrom one\nprocess"):
+    caption = "bytes by the ring's formula; time is the median of unwatched steps"
+    pipelines = any("bubble" in rung for rung in record["rungs"])
+    if pipelines:
+        caption += "\nbubble: idle share of the whole step, if every action took its median time"
+    table = plain_table("Cost of a step", caption)
+    operations = list(dict.fromkeys(op for rung in record["rungs"] for op in rung["collectives"] if op != "recv"))
+    headings = [{"broadcast": "broad-\ncast"}.get(op, op.replace("_", "-\n")) for op in operations]
+    differs = "differs" if pipelines else "difference"  # the one table of 12 columns
+    hidden = "bubble,\nformula" if pipelines else "overlap"
+    for heading in (*headings, "MiB\nsent", hidden, "step\nms", "last\nloss", f"{differs}\nfrom one\nprocess"):
         table.add_column(heading, justify="right", no_wrap=True)
     for rung in record["rungs"]:
         calls = rung["collectives"]
@@ -74,12 +80,20 @@ def _cost(record: dict[str, Any]) -> Table:
             rung["name"],
             *(str(calls[op]["calls"]) if op in calls else "" for op in operations),
             f"{sum(total['wire'] for total in calls.values()) / MIB:.2f}",
-            "" if rung["overlap"] is None else f"{rung['overlap']:.0%}",
+            _bubble(rung) if pipelines else _hidden(rung),
             f"{1e3 * median(rung['step_seconds']):.1f}",
             f"{rung['losses'][-1]:.4f}",
             f"{worst:.0e}",
         )
     return table
+
+
+def _hidden(rung: dict[str, Any]) -> str:
+    return "" if rung["overlap"] is None else f"{rung['overlap']:.0%}"
+
+
+def _bubble(rung: dict[str, Any]) -> str:
+    return " ".join(f"{each:.0%}" for each in rung["bubble"]) if "bubble" in rung else ""
 
 
 def plain_table(title: str, caption: str, first: str = "rung") -> Table:

@@ -29,7 +29,7 @@ _PREDICTED = {  # title: by tag, the key of the measured and of the predicted by
     "Model state before zero_grad()": {tag: tag for tag in ("parameters", "gradients", "optimizer")},
     "Unsharded parameters, at most": {"unsharded": "unsharded_peak"},
     "Gradients, at most": {"gradients": "gradients_peak"},
-    "Activations after forward": {"activations": "activations"},
+    "Activations kept, at most": {"activations": "activations"},
 }
 _WIDTH = 13.0  # inches
 _FAR = 1.5  # from the median

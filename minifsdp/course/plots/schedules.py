@@ -91,7 +91,7 @@ def pipeline_figure(
     """The same as a PNG that fills a page; arguments as for `pipeline`."""
     with wall_style():
         figure = Figure(figsize=(13.0, 1.2 + _height(steps)), layout="constrained")
-        figure.suptitle(title)
+        figure.suptitle(title, x=0.012, ha="left")
         _draw(figure, steps, predicted or {}, figure.get_figwidth())
         figure.savefig(path, format="png", metadata={"Software": None})
     return figure

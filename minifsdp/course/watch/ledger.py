@@ -148,6 +148,12 @@ class Ledger:
         """Live bytes by tag."""
         return dict(self._books.now)
 
+    def settled(self) -> dict[Tag, int]:
+        """Live bytes by tag, as a mark has them, without one."""
+        self._settle()
+        self._tag_watched()
+        return self.live()
+
     def reset_peaks(self) -> None:
         """Restart events, peaks and the curve from the current live bytes."""
         self._settle()

@@ -1,0 +1,135 @@
+"""`minifsdp ladder --axis pipeline`: the run as a user has it, from the record that it leaves."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from minifsdp.course.ladder import pipeline as form
+from minifsdp.course.ladder import run as ladder
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.tables import ladder_table
+
+ALL = ["alone", "naive", "gpipe", "1f1b", "interleaved", "zb-h1", "1f1b-ddp", "1f1b-fsdp2"]
+WIDTH, CONTEXT, BATCH = 24, 12, 16
+
+
+def settings_on(ranks: int, **given: Any) -> Settings:
+    sizes: dict[str, Any] = {"layers": 2 * ranks, "width": WIDTH, "context": CONTEXT, "steps": 3, "batch": BATCH}
+    return Settings.on("pipeline", ranks=ranks, **{**sizes, **given})
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ladder.Plan, Path]:
+    out = tmp_path_factory.mktemp("ladder")
+    (out / "timeline.png").write_text("of another ladder")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIFSDP_DEVICE", "cpu")
+        plan = ladder.plan(settings_on(request.param), "cpu", out)
+        ladder.run(plan, lambda *_: None)
+    return plan, out
+
+
+@pytest.fixture(scope="module")
+def record(run: tuple[ladder.Plan, Path]) -> dict[str, Any]:
+    return json.loads((run[1] / "ladder.json").read_text())  # type: ignore[no-any-return]
+
+
+def test_the_rungs_that_so_many_ranks_can_climb(run: tuple[ladder.Plan, Path], record: dict[str, Any]) -> None:
+    plan, out = run
+    there = ALL if record["ranks"] == 4 else ALL[:-2]
+    assert [rung["name"] for rung in record["rungs"]] == there
+    assert list(plan.left_out) == ALL[len(there) :]
+    names = {"ladder.json", "memory.png", "memory.gif", "pipeline.png", "explore.html"}
+    assert {path.name for path in out.iterdir()} == names | {f"trace-{name}.json" for name in there}
+
+
+def test_losses_equal_one_process(record: dict[str, Any]) -> None:
+    for rung in record["rungs"]:
+        assert rung["losses"] == pytest.approx(record["reference_losses"], rel=1e-4), rung["name"]
+
+
+def test_bytes_are_as_predicted_on_every_rank(record: dict[str, Any]) -> None:
+    for rung in record["rungs"]:
+        for measured, predicted in zip(rung["bytes"], rung["predicted"], strict=True):
+            assert {key: measured[key] for key in predicted} == predicted, rung["name"]
+            assert measured["peak"] > measured["parameters"] + measured["activations"]
+
+
+def test_what_each_rung_frees(record: dict[str, Any]) -> None:
+    held = {rung["name"]: rung["bytes"][0] for rung in record["rungs"]}
+    assert held["naive"]["parameters"] < held["alone"]["parameters"]
+    ids = 8 * CONTEXT * (form.MICROS * record["ranks"] - 1)  # positions, of each micro-batch
+    assert held["gpipe"]["activations"] == held["naive"]["activations"] + ids, "micro-batches alone free nothing"
+    assert held["1f1b"]["activations"] < held["interleaved"]["activations"] < held["gpipe"]["activations"]
+    if "1f1b-fsdp2" in held:
+        assert held["1f1b-fsdp2"]["parameters"] < 0.6 * held["1f1b-ddp"]["parameters"]
+        assert held["1f1b-fsdp2"]["unsharded_peak"] > held["1f1b-fsdp2"]["parameters"]
+
+
+def test_messages_of_rank_0(record: dict[str, Any]) -> None:
+    """Activations up; with two stages on a rank, the last rank's second stage sends its gradients here, too."""
+    ranks = record["ranks"]
+    micros = form.MICROS * ranks
+    calls = {rung["name"]: {op: each["calls"] for op, each in rung["collectives"].items()} for rung in record["rungs"]}
+    assert calls["alone"] == {}
+    assert calls["naive"] == {"send": 1, "recv": 1, "broadcast": 1}
+    for name in ("gpipe", "1f1b", "zb-h1"):
+        assert calls[name] == {"send": micros, "recv": micros, "broadcast": 1}
+    assert calls["interleaved"] == {"send": 3 * micros, "recv": 3 * micros, "broadcast": 1}
+    if ranks == 4:
+        once = {"send": 4, "recv": 4, "broadcast": 1}
+        assert calls["1f1b-ddp"] == once | {"all_reduce": 1}
+        units = 1 + 4  # the embeddings, and half of the blocks
+        assert calls["1f1b-fsdp2"] == once | {"all_gather": units, "reduce_scatter": units}
+
+
+def test_bubbles_by_the_formulas(record: dict[str, Any]) -> None:
+    p = record["ranks"]
+    bubbles = {rung["name"]: rung["bubble"] for rung in record["rungs"] if "bubble" in rung}
+    expected = {"naive": (p - 1) / p, "gpipe": (p - 1) / (3 * p - 1), "interleaved": (p - 1) / (5 * p - 1)}
+    for name, formula in expected.items():
+        assert bubbles[name][1] == pytest.approx(formula)
+    assert all(0 < measured < 1 for measured, _ in bubbles.values())
+    assert "alone" not in bubbles
+
+
+def test_the_explorer_names_the_units_of_all_ranks(run: tuple[ladder.Plan, Path], record: dict[str, Any]) -> None:
+    text = (run[1] / "explore.html").read_text()
+    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
+    units = {rung["name"]: rung["variants"][0]["units"] for rung in data["rungs"]}
+    p = record["ranks"]
+    assert units["alone"] == ["root", *(f"blocks.{n}" for n in range(2 * p))]
+    of_rank = [[f"blocks.{2 * rank + place}" for rank in range(p)] for place in range(2)]
+    assert units["1f1b"] == ["root", *(" | ".join(names) for names in of_rank)]
+
+
+def test_the_table_fits_and_ticks(record: dict[str, Any]) -> None:
+    console = Console(width=80, file=io.StringIO())
+    console.print(ladder_table(record))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    for rung in record["rungs"]:
+        row = next(line for line in lines if line.split()[:1] == [rung["name"]])
+        assert row.rstrip().endswith("\N{CHECK MARK}")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"batch": 12}, "--batch 12 cannot be shared equally by 8 micro-batches: choose a multiple of 8"),
+        ({"layers": 6, "rungs": ("interleaved",)}, "6 blocks make no 8 stages: choose --layers 8 or more"),
+        ({"layers": 3, "rungs": ("1f1b", "gpipe")}, "3 blocks make no 4 stages"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_it_starts(given: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        ladder.plan(settings_on(4, **given), "cpu", tmp_path)
