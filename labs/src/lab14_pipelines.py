@@ -464,8 +464,10 @@ SENT = ROWS // MICROS * CONTEXT * WIDTH * 4  # bytes of a micro-batch's activati
 # %% [markdown]
 # ### Measured: the same gradients, fewer activations (C28)
 #
-# In bytes, a rank holds what autograd keeps of each micro-batch between its forward and its backward. Add what it has
-# sent for the others: the executor keeps sent tensors until the step is over, so that no send has to be waited for.
+# In bytes, a rank holds what autograd keeps of each micro-batch between its forward and its backward. A tensor that a
+# rank sends has to stay until it has arrived. The executor waits for no send: it drops the tensor as soon as a later
+# message from the receiver shows that it has come. So in 1F1B every rank but the first also holds a gradient on its
+# way, of `SENT` bytes. (The last rank keeps the values of the losses as well.)
 
 # %% tags=["C28"]
 compare("your 1F1B", plan_of(one_f_one_b))
@@ -474,9 +476,9 @@ measured = {each.__name__: launch(held, RANKS, plan_of(each)) for each in (gpipe
 for name, order in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
     for rank, (most, _) in enumerate(measured[name]):
         alive = most_held(order(rank, RANKS, MICROS))
-        ends_sent = (rank < RANKS - 1) + (rank > 0)  # activations up, gradients down
-        expected = alive * one[rank] + (MICROS - alive) * ends_sent * SENT
-        print(f"{name:12} rank {rank}: {alive} micro-batches, {most:9,} bytes of activations, expected {expected:9,}")
+        rest = most - alive * one[rank]
+        print(f"{name:12} rank {rank}: {most:9,} bytes of activations, {alive} x {one[rank]:7,} + {rest:6,}")
+print(f"a gradient on its way: {SENT:,} bytes")
 slips = {"rank 0 holds p, and each rank after it one fewer": 4, "the ranks behind it, without its own pair": 2}
 outcome("14.4", most_held(one_f_one_b(1, RANKS, MICROS)), slips=slips)
 
