@@ -30,7 +30,7 @@ LIMIT = 0.8
 
 
 def found_in(runs: Sequence[Mapping[str, Cost]]) -> list[dict[str, Any]]:
-    """What the record has; times in microseconds of a step."""
+    """The rows of the record, with times in microseconds per step."""
     return [
         {
             "name": name,

@@ -1,6 +1,6 @@
 """minifsdp: DDP, ZeRO and FSDP built one small step at a time, on real process groups, with every byte measured.
 
-The public names are imported when they are first asked for, so that `course.ladder.closed_form` needs no torch.
+The public names are imported on first use, so that `course.ladder.closed_form` needs no torch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""A collective as the log of collectives has it."""
+"""A collective as an entry in the log of collectives."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 
 class Label(NamedTuple):
-    """The subject of a collective, for those who compare or draw calls.
+    """The subject of a collective, for code that compares or draws calls.
 
     Attributes:
         what: the tensor, by the name of its unit or bucket.
-        whose: tells it from others of that name.
+        whose: distinguishes it from others with the same name.
     """
 
     what: str

@@ -27,8 +27,8 @@ def clip_grad_norm(
 ) -> Tensor:
     """Scale gradients in place so that their total norm is at most `max_norm`.
 
-    A rank sees 1/N of the sharded gradients: their norms^p add up over the ranks. A replicated gradient counts once.
-    Padding is zero and adds nothing.
+    A rank sees 1/N of the sharded gradients, so the p-th powers of their norms are added over the ranks. A replicated
+    gradient counts once. Padding is zero and adds nothing.
 
     Args:
         sharded: parameters of which each rank has a part, by the groups that they are sharded over.

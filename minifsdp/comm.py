@@ -1,11 +1,11 @@
-"""The collectives on tensors: the one place, with gloo.py, that calls torch.distributed.
+"""The collectives on tensors; only this file and gloo.py call torch.distributed.
 
 Every function starts a collective and returns a `Handle`; a buffer that it writes holds the result after
 `Handle.wait()`, not before. On gloo `wait` blocks the host; on NCCL it makes the current stream wait, and the host
 runs on.
 
-Functions are looked up in `torch.distributed` when they are called, so that whoever counts calls by patching them
-sees all.
+Functions are looked up in `torch.distributed` at each call, so that a tool that counts calls by patching these
+functions sees all of them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _groups: WeakKeyDictionary[Group, _GroupInfo] = WeakKeyDictionary()
 
 
 class Handle:
-    """A collective under way."""
+    """A collective in progress."""
 
     __slots__ = ("_work", "call", "then")
 
@@ -106,7 +106,7 @@ class Handle:
 
 
 class Done:
-    """The handle of what needs no collective."""
+    """The handle of an operation that needs no collective."""
 
     def wait(self) -> None: ...
 

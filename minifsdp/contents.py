@@ -5,8 +5,8 @@
         v                                 |
     w1, b1, w2                                      whole, in the parameters' shapes, without padding
 
-State dicts, optimizer states, descriptions and messages ask here, of FSDP's units and of ZeRO's buckets. They need not
-know what a unit is made of.
+State dicts, optimizer states, descriptions and messages use this view of FSDP's units and of ZeRO's buckets. They need
+not know how a unit is built.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from minifsdp.layout import Layout
 
 
 class Owner(Protocol):
-    """Gives the optimizer what it updates: a shard, or slices of it."""
+    """Provides the tensors that the optimizer updates: a shard, or slices of it."""
 
     shards: list[nn.Parameter]
 
@@ -33,19 +33,19 @@ class Owner(Protocol):
 
 
 class Contents:
-    """The parameters in a buffer [P] that N ranks share out.
+    """The parameters in a buffer [P] that is divided among N ranks.
 
     Attributes:
         names: the parameters' names, for messages and state dicts.
-        layout: where they lie.
-        shard: this rank's part of them [P / N], as it is kept.
+        layout: the parameters' positions in the buffer.
+        shard: this rank's part of them [P / N], as it is stored.
         ranks: number of shards, N.
-        rank: whose shard this is.
+        rank: the rank that holds this shard.
 
     Args:
-        owner: whose `shards` the parts belong to.
+        owner: the object to whose `shards` the parts belong.
         group: the ranks, if there is more than one shard.
-        on: device of what is gathered.
+        on: device of the gathered values.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class Contents:
         """Whole tensors from the ranks' parts; to be called on every rank.
 
         Args:
-            parts: what this rank has for the owner's shards; zero where there is nothing.
-            dtype: of the parts, the same on all ranks.
-            role: what the buffer counts as.
+            parts: this rank's values for the owner's shards; missing values count as zero.
+            dtype: dtype of the parts, the same on all ranks.
+            role: the role under which the buffer is counted.
 
         Returns:
             a buffer [P], for the caller to free, and a view of it for each parameter.

@@ -1,12 +1,12 @@
-"""One code path for CPU and CUDA: streams, events, memory, and the one place that buffers come from.
+"""A single code path for CPU and CUDA: streams, events, memory, and the allocation of all buffers.
 
-On CUDA the streams and events are torch's own. On CPU every operation has finished when it returns, so a stream is no
-more than a name, waiting is nothing, and an event is a reading of the clock; but `command_observers` get the commands
-that a device with queues would have been given.
+On CUDA the streams and events are torch's own. On CPU every operation has finished when it returns, so a stream is only
+a name, waiting does nothing, and an event is a reading of the clock. But `command_observers` receive the commands that
+a device with queues would have received.
 
-Buffers that communication reads or writes are allocated here and nowhere else, each with its role, so that bytes can
-be counted (`buffer_observers`). A buffer keeps its Tensor object for life; its memory comes and goes with `allocate`
-and `free`, and every view of it sees that (as with `resize_` in torch/distributed/fsdp/_flat_param.py).
+Buffers that communication reads or writes are allocated only here, each with its role, so that bytes can be counted
+(`buffer_observers`). A buffer is the same Tensor object throughout its life. `allocate` gives it memory and `free`
+takes the memory away, which affects every view of it (as with `resize_` in torch/distributed/fsdp/_flat_param.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ command_observers: list[Callable[[Command], None]] = []
 
 
 class CpuEvent:
-    """An event on a device without queues: it has happened once it is recorded."""
+    """An event on a device without queues: it is complete as soon as it is recorded."""
 
     def __init__(self) -> None:
         self.at = 0.0  # seconds
@@ -104,10 +104,10 @@ def _tell(verb: Any, stream: CpuStream | None, subject: Any) -> None:
 
 
 def asked_for(wanted: Any, argument: str) -> torch.device:
-    """The device that an argument names: by the index of a CUDA device, by a string, or as it is.
+    """The device that an argument names: the index of a CUDA device, a string, or a device.
 
     Raises:
-        ValueError: it names none, or none that this machine has.
+        ValueError: it does not name a device, or this machine does not have the device.
     """
     try:
         is_index = isinstance(wanted, int) and not isinstance(wanted, bool)
@@ -144,7 +144,7 @@ def compute_device(wanted: torch.device | None, tensors: Iterable[Tensor], group
 
 
 def new_stream(device: torch.device, priority: int = 0) -> Any:
-    """A queue of work beside the compute stream; a negative `priority` runs first where kernels compete."""
+    """A queue of work next to the compute stream; with a negative `priority`, it runs first if kernels compete."""
     return torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else CpuStream()
 
 
@@ -154,7 +154,7 @@ def current_stream(device: torch.device) -> Any:
 
 
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
-    """Issue what is inside the `with` on `stream`."""
+    """Issue the work inside the `with` on `stream`."""
     context: AbstractContextManager[Any] = stream if isinstance(stream, CpuStream) else torch.cuda.stream(stream)
     return context
 
@@ -196,10 +196,10 @@ def allocate(buffer: Tensor) -> None:
 
 
 def record_stream(buffer: Tensor) -> None:
-    """Once the buffer is freed, hold its memory back until the current stream has done what is queued by then.
+    """After the buffer is freed, hold back its memory until the current stream has finished the work queued by then.
 
-    The caching allocator knows the stream on which a block was allocated, and hands it to that stream's next user at
-    once; of other streams that read it, it knows what it is told here (`Tensor.record_stream`).
+    The caching allocator knows the stream on which a block was allocated, and gives the block to the next user on that
+    stream at once. It knows of other streams that read the block only through this call (`Tensor.record_stream`).
     """
     if buffer.is_cuda:
         buffer.record_stream(torch.cuda.current_stream(buffer.device))
@@ -208,10 +208,10 @@ def record_stream(buffer: Tensor) -> None:
 
 
 def free(buffer: Tensor) -> None:
-    """Give the buffer's memory away.
+    """Release the buffer's memory.
 
-    The kernels that the current stream has queued may still read it, so the allocator has to hold the block back until
-    they are done: memory freed here is not at once memory to allocate (fsdp/schedules/rate_limit.py).
+    Kernels queued on the current stream may still read it, so the allocator has to hold back the block until they are
+    done: memory freed here cannot be allocated again at once (fsdp/schedules/rate_limit.py).
     """
     storage = buffer.untyped_storage()
     if storage.nbytes():
@@ -234,7 +234,7 @@ def is_allocated(buffer: Tensor) -> bool:
 
 
 def memory_stats(device: torch.device) -> dict[str, int]:
-    """Bytes the caching allocator has handed out and reserved, and its retries; empty on CPU, which has none."""
+    """Bytes allocated and reserved by the caching allocator, and its retries; empty on CPU, which has none."""
     if device.type != "cuda":
         return {}
     names = {

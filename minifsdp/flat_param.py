@@ -1,11 +1,11 @@
 """The flat parameter: many parameters as views of one padded buffer, and a shard of it (FSDP, arXiv 2304.11277, 3.2.1).
 
     full      [ w1 ........ | b1 . | w2 .......... | pad ]    numel + padding, a multiple of N
-    shard r   [ ............ ]                                every rank an equal piece (layout.py)
+    shard r   [ ............ ]                                every rank has an equal piece (layout.py)
 
-Collectives want one large message and even shards. The buffer gives both: an all-gather writes `full` from the
-shards, a reduce-scatter reads a buffer of the same layout, and nothing is copied in between, since the parameters are
-views.
+Collectives need even shards, and large messages to be efficient. The buffer provides both: an all-gather writes `full`
+from the shards, and a reduce-scatter reads a buffer of the same layout. Nothing is copied in between, because the
+parameters are views.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ParamPlaces = dict[nn.Parameter, list[Place]]
 
 
 def find_parameters(module: nn.Module, skip: Iterable[nn.Module] = ()) -> ParamPlaces:
-    """The parameters of `module` and its children in their order, those under the modules in `skip` left out."""
+    """The parameters of `module` and its children in their order, except those under the modules in `skip`."""
     skipped = {child for root in skip for child in root.modules()}
     found: ParamPlaces = {}
     for prefix, child in module.named_modules():
@@ -55,24 +55,24 @@ class FlatParameter:
     """Flattens parameters into one buffer and keeps a shard of it.
 
     Attributes:
-        layout: where the parameters lie in the buffer, and where the ranks cut it.
-        places: who uses each parameter, one list per parameter; a tied parameter is flattened once.
+        layout: the positions of the parameters in the buffer, and of its division into shards.
+        places: the uses of each parameter, one list per parameter; a tied parameter is flattened once.
         full: the buffer [numel + padding], freed at first; `device.allocate` gives it memory, a gather its values.
         views: the parameters, each in its shape, as views of `full`.
-        shard: what the optimizer sees, a Parameter [(numel + padding) / ranks] that owns its memory.
-        rank: whose shard it is.
+        shard: the tensor that the optimizer updates, a Parameter [(numel + padding) / ranks] with its own memory.
+        rank: the rank that holds the shard.
 
     Args:
-        params: what to flatten: floating point, all of one dtype, one device and one `requires_grad`.
-        rank: whose shard to keep.
-        ranks: how many shards there are, N.
+        params: the parameters to flatten: floating point, all of one dtype, one device and one `requires_grad`.
+        rank: the rank whose shard to keep.
+        ranks: number of shards, N.
         fill: writes the parameters' values into their views of `full`, from which the shard is then taken.
-        to: device of the buffer; default: where the parameters are, which is then one device.
-        lay_out: makes the layout of the parameters for N ranks.
-        same_requires_grad: False if the parameters need not be of one `requires_grad`.
+        to: device of the buffer; default: the device of the parameters, which must then be the same for all.
+        lay_out: computes the layout of the parameters for N ranks.
+        same_requires_grad: False if the parameters may differ in `requires_grad`.
 
     Raises:
-        ValueError: there is nothing to flatten, or the parameters are of two kinds; names one of each.
+        ValueError: there is nothing to flatten, or the parameters are of two kinds; the error names one of each.
     """
 
     def __init__(

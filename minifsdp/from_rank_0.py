@@ -1,4 +1,4 @@
-"""State that only rank 0 has: the others learn what there is, and get one tensor after the other as they ask for it."""
+"""State that only rank 0 has: the other ranks receive an outline of it, and then one tensor at a time on request."""
 
 from __future__ import annotations
 

@@ -1,16 +1,18 @@
-"""Two collectives for the gloo backend, made of others that it does better.
+"""Two collectives for the gloo backend, composed of other collectives that gloo does better.
 
-Torch's ProcessGroupGloo reduces a whole clone over all ranks and copies a part of it out, and gathers into a buffer of
-its own that it copies from (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp). P elements, N ranks:
+To reduce-scatter, torch's ProcessGroupGloo reduces a whole clone over all ranks and copies a part out of it. To
+all-gather, it fills an internal buffer and copies from there (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp). For P
+elements and N ranks:
 
-                      each rank sends     kept beside
+                      each rank sends     extra memory
     reduce-scatter    2 (N - 1) / N P     P                gloo's own: an all-reduce
-                        (N - 1) / N P     (N - 1) / N P    here: all to all, and every rank sums what it has received
+                        (N - 1) / N P     (N - 1) / N P    here: all to all, and every rank sums the parts it receives
     all-gather          (N - 1) / N P     P                gloo's own
-                        (N - 1) / N P     0                here: a broadcast from every rank, straight into its place
+                        (N - 1) / N P     0                here: a broadcast from every rank, straight to its
+                        destination
 
-`comm` decides where these take the place of the backend's. With `MINIFSDP_COLLECTIVES=native` they do nowhere: all
-collectives are torch's own, one call each, for those who count or patch them. The default is `auto`.
+`comm` decides where these replace the backend's own. With `MINIFSDP_COLLECTIVES=native` they are never used: every
+collective is a single call of torch's own, for code that counts or patches the calls. The default is `auto`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ TAGS = 1 << 20  # where the tags of our sends and receives begin: a user's have 
 
 
 def choice_in(environment: Mapping[str, str]) -> str:
-    """The variable's value; if it is not set, that of its former name.
+    """The value of the environment variable or, if it is not set, of the variable's former name.
 
     Raises:
         ValueError: one of them has a value that is not among the choices.
@@ -49,7 +51,7 @@ def choice_in(environment: Mapping[str, str]) -> str:
 
 @cache
 def wanted() -> str:
-    """The choice at process start, cached: a lookup costs as much as to start a message.
+    """The choice at process start, cached because a lookup costs as much as starting a message.
 
     Raises:
         ValueError: see `choice_in`.
@@ -66,12 +68,12 @@ def gathers_by_broadcasts(backend: str) -> bool:
 
 
 def reduces_by_all_to_all(backend: str, ranks: int) -> bool:
-    """True if a reduce-scatter over so many ranks is an all-to-all, into memory of ours, and a sum."""
+    """True if a reduce-scatter over so many ranks is an all-to-all into our own memory, and a sum."""
     return ranks > 1 and (gathers_by_broadcasts(backend) or wanted() == "alltoall")
 
 
 class Works:
-    """Several messages under way: what `torch.distributed` calls a work. To wait again is nothing."""
+    """Several messages in progress, as one `Work` of `torch.distributed`. Waiting a second time does nothing."""
 
     def __init__(self, works: Sequence[Any]) -> None:
         self.works = works
@@ -102,15 +104,15 @@ def parts_of(full: Tensor, part: Tensor, ranks: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Connections:
-    """Two between any two ranks of a group: the group's own, and those of a twin.
+    """Two connections between any two ranks of a group: the group's own, and those of a twin group.
 
-    A gloo connection is locked during a send: meanwhile it is not read, and the thread that would read it polls, on a
-    core that computes (`Pair::handleEvents` in gloo's transport/tcp/pair.cc). So what two ranks send each other at the
-    same time takes two.
+    A gloo connection is locked during a send. It is not read meanwhile, and the thread that would read it polls on a
+    core that is needed for computing (`Pair::handleEvents` in gloo's transport/tcp/pair.cc). So two ranks that send to
+    each other at the same time need two connections.
 
     Attributes:
         group: the group that the user knows.
-        twin: the same ranks; for even sources of a broadcast the group, for odd ones the twin.
+        twin: a second group of the same ranks. Broadcasts from even ranks use the group, from odd ranks the twin.
     """
 
     group: dist.ProcessGroup
@@ -118,10 +120,10 @@ class Connections:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup) -> Connections:
-        """Connect the ranks a second time; to be called on each of them, as late as their first collective.
+        """Connect the ranks a second time; called on each of them, no earlier than their first collective.
 
-        Not by `new_group`: for a part of the world it takes the number of groups that a rank is in for its name, and
-        ranks that are in more of them than others would wait for each other for ever.
+        `new_group` cannot be used: for a part of the world, it names the group after the number of groups that a rank
+        is in, and ranks that are in different numbers of groups would wait for each other for ever.
         """
         store = dist.PrefixStore("minifsdp/twin", private.base_store_of(group))  # type: ignore[attr-defined]
         return cls(group, private.gloo_group(store, group.rank(), group.size(), private.timeout_of(group)))

@@ -1,7 +1,7 @@
 """Loss scaling for fp16 whose ranks step together or not at all (torch/distributed/fsdp/sharded_grad_scaler.py).
 
-A rank sees 1/N of the gradients, and an overflow in one part is everybody's: a rank that steps while another skips has
-parameters of its own from then on, and soon a scale of its own.
+A rank sees 1/N of the gradients, and an overflow in any part affects all ranks: if one rank steps while another skips
+the step, their parameters differ from then on, and soon their scales do, too.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from minifsdp.zero.partition import ShardedOptimizer
 class ShardedGradScaler(GradScaler):
     """A `torch.amp.GradScaler` that skips a step if any rank has found an infinity or a NaN.
 
-    Every gradient of the optimizer counts, also those of NO_SHARD units, of ignored parameters and in host memory; a
-    rank without any takes part all the same. Of a ZeRO optimizer the shards' count, which are reduced here if they are
-    not yet. Gradients may be of any dtype. `unscale_`, or `step` without it, is
-    collective: it adds one all-reduce of 4 bytes, and no wait of the host to the one that `step` has anyway; where
-    gradients are in host memory, one for the scale.
+    Every gradient of the optimizer counts, including those of NO_SHARD units, of ignored parameters and in host memory.
+    A rank without any gradient takes part, too. For a ZeRO optimizer, the gradients of the shards count; they are
+    reduced here if they have not been reduced yet. Gradients may have any dtype. `unscale_`, or `step` without it, is
+    collective: it adds one all-reduce of 4 bytes. It does not make the host wait in addition to the wait that `step`
+    contains anyway, unless gradients are in host memory, which requires one wait for the scale.
 
     Args:
         device: type of the device that the loss is on. On a machine without CUDA "cuda" means "cpu" (torch's scaler
             disables itself there), but a device with an index must be there.
         init_scale: the first scale.
-        backoff_factor: what the scale is multiplied by after a step that was skipped.
-        growth_factor: what it is multiplied by after `growth_interval` steps in a row that were not.
-        growth_interval: see above.
+        backoff_factor: the factor applied to the scale after a skipped step.
+        growth_factor: the factor applied to the scale after `growth_interval` consecutive steps without a skip.
+        growth_interval: see `growth_factor`.
         enabled: if false, nothing is scaled and no step is skipped.
         process_group: the ranks that step together; default: all. Hybrid sharding needs all.
 
@@ -59,10 +59,10 @@ class ShardedGradScaler(GradScaler):
         self.process_group = process_group
 
     def scale(self, outputs: Any) -> Any:
-        """A tensor times the scale, or every tensor of an iterable of them; each keeps its dtype.
+        """A tensor times the scale, or every tensor of an iterable times the scale; each keeps its dtype.
 
-        A loss of a unit with `param_dtype` has that dtype, and so has the gradient that backward begins with. torch's
-        own scaler multiplies by a number in fp32, which makes fp32 of a loss in fp16.
+        The loss of a unit with `param_dtype` has that dtype, and so does the gradient with which backward begins.
+        torch's own scaler multiplies by a number in fp32, which turns a loss in fp16 into fp32.
         """
         if isinstance(outputs, Tensor):
             return super().scale(outputs).to(outputs.dtype)

@@ -1,10 +1,10 @@
-"""The layout of a flat buffer: which parameter each element belongs to, and where N ranks cut it.
+"""The layout of a flat buffer: the parameter to which each element belongs, and the division among N ranks.
 
     buffer [P]   [ w1 ........ | b1 . | w2 .......... | padding ]     P elements, a multiple of N
-    shards       [ rank 0       | rank 1       | rank 2         ]     P / N each, wherever that cuts
+    shards       [ rank 0       | rank 1       | rank 2         ]     P / N each, regardless of parameters' borders
 
-DDP's buckets, ZeRO's buckets and FSDP's flat parameters have one each. What has an element for each of the parameters',
-such as gradients or the moments of Adam, lies in a buffer of the same layout.
+DDP's buckets, ZeRO's buckets and FSDP's flat parameters each have a layout. Gradients, Adam's moments and all other
+values with one element per element of the parameters are in buffers with the same layout.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """Parameters one behind the other, and what is left between and behind them.
+    """Parameters one after the other, and the gaps between and after them.
 
     Attributes:
         shapes: the parameters' shapes.
         strides: their strides in the buffer, without holes or overlaps.
-        gaps: for each parameter the elements behind it that belong to none; the last gap is the padding.
+        gaps: for each parameter, the number of unused elements after it; the last gap is the padding.
         ranks: number of shards, N.
     """
 
@@ -39,11 +39,11 @@ class Layout:
         """The layout of these parameters.
 
         Args:
-            params: at least one; on the meta device will do.
+            params: at least one; they may be on the meta device.
             ranks: number of shards, N.
-            alignment: elements; each parameter begins at a multiple of it, as vectorised kernels want.
-            keeps_strides: each parameter keeps the order that it has in memory, as channels-last kernels want, but for
-                holes and overlaps; otherwise it lies row by row.
+            alignment: in elements; each parameter begins at a multiple of it, as vectorized kernels require.
+            keeps_strides: keep the order in which each parameter is in memory, as channels-last kernels require,
+                without holes and overlaps; otherwise parameters are stored row by row.
         """
         order = torch.preserve_format if keeps_strides else torch.contiguous_format
         dense = [torch.empty_like(p, device="meta", memory_format=order) for p in params]

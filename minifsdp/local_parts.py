@@ -1,4 +1,4 @@
-"""Parameters that tensor parallelism has sharded, under data parallelism: it averages and updates their local parts.
+"""Parameters sharded by tensor parallelism: data parallelism averages and updates their local parts.
 
 For a plain parameter the local part is the parameter itself.
 """
@@ -30,7 +30,7 @@ def like(local: Tensor, t: Tensor) -> Tensor:
 def local_gradient(p: Tensor) -> Tensor | None:
     """This rank's part of `p.grad` in the layout of `p`.
 
-    Summands, as sequence parallelism leaves them, are reduced over the tensor-parallel ranks first, and stay so.
+    Partial sums, as left by sequence parallelism, are first reduced over the tensor-parallel ranks, once and for all.
     """
     gradient: Any = p.grad
     if isinstance(gradient, DTensor) and gradient.placements != p.placements:  # type: ignore[attr-defined]

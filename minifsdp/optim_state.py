@@ -1,8 +1,8 @@
-"""Optimizer state between shards and whole parameters, so that a checkpoint does not depend on the number of ranks.
+"""Optimizer state of shards and of whole parameters, so that a checkpoint does not depend on the number of ranks.
 
-What an optimizer keeps for each element of a shard is gathered and cut as the elements are (contents.py). What it keeps
-once, such as Adam's step count, belongs to each parameter in the shard alike. ZeRO's buckets and FSDP's units save and
-load by these two functions. (torch/distributed/fsdp/_optim_utils.py.)
+State with a value for each element of a shard is gathered and divided in the same way as the elements (contents.py).
+State with a single value, such as Adam's step count, applies to every parameter in the shard. ZeRO's buckets and FSDP's
+units save and load with these two functions. (torch/distributed/fsdp/_optim_utils.py.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def gather_states(
 ) -> list[dict[str, Any]]:
     """The state of each whole parameter in `contents`; to be called on every rank.
 
-    Beyond its result a rank never holds more whole values than those of one key.
+    In addition to its result, a rank never holds more whole values than those of one key.
 
     Args:
         contents: the parameters.

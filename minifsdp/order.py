@@ -1,15 +1,15 @@
 """Do all ranks issue the same collectives in the same order? (`TORCH_DISTRIBUTED_DEBUG=DETAIL`)
 
-A collective waits for all ranks. If one of them takes another path through the model, or has run out of batches, the
-others hang in a collective that it never issues, or exchange what does not belong together. So before each collective
-a rank writes down what it is about to issue and reads what the others are about to:
+A collective waits for all ranks. If one of them takes a different path through the model, or has run out of batches,
+the others hang in a collective that it never issues, or exchange data that do not belong together. So before each
+collective, a rank writes down which collective it is about to issue, and reads the entries of the other ranks:
 
-    store    "1/17/0": all-gather of blocks.1 (Block)       17: how many this group has issued before
-             "1/17/1": all-gather of blocks.2 (Block)       the last number: by which rank
+    store    "1/17/0": all-gather of blocks.1 (Block)       17: number of collectives that this group has issued before
+             "1/17/1": all-gather of blocks.2 (Block)       the last number: the rank
 
-What was issued before 17 was the same on all ranks, for else the comparison would have ended there.
+The collectives before number 17 were the same on all ranks, because otherwise an earlier comparison would have failed.
 
-torch compares FSDP's all-gathers only, in the first iteration by collectives of its own, and later warns
+torch compares only FSDP's all-gathers, in the first iteration, with extra collectives; in later iterations it warns
 (torch/distributed/fsdp/_exec_order_utils.py).
 """
 
@@ -40,7 +40,7 @@ class Order:
     """The order of one group's collectives, as this rank issues them.
 
     Args:
-        group: whose.
+        group: the group.
         timeout: seconds to wait for the other ranks; default: the environment's.
     """
 
@@ -54,11 +54,11 @@ class Order:
         self.before: deque[str] = deque(maxlen=_SHOWN)
 
     def announce(self, collective: str) -> None:
-        """Tell the other ranks what this one is about to issue, and hear what they are.
+        """Tell the other ranks which collective this one is about to issue, and read theirs.
 
         Raises:
-            RuntimeError: not all are about to issue the same, or one says nothing in time. On every rank that has
-                said something, and on the others once they do.
+            RuntimeError: the ranks are about to issue different collectives, or one is silent until the time-out. It is
+                raised on every rank that has announced a collective, and on the others once they do.
         """
         keys = {name: f"{self.life}/{self.issued}/{name}" for name in self.names}
         mine, last = keys[self.name], f"{self.life}/{self.issued - 1}/{self.name}"
@@ -78,7 +78,7 @@ class Order:
         self.before.append(collective.partition(",")[0])
 
     def _report(self, said: dict[int, str]) -> str:
-        """Each party of ranks that are about to do the same: what, after what, and what to do about it."""
+        """The collective of each set of ranks that agree, the one before it, and the cure."""
         silence = f"nothing in {self.timeout:g} s"
         ranks: dict[str, list[int]] = {}
         for name in self.names:
@@ -109,21 +109,21 @@ _made: WeakKeyDictionary[Group, count[int]] = WeakKeyDictionary()
 
 
 def next_on(group: Group) -> int:
-    """A number for a unit or model as it is made: two may have one name, and ranks make them in one order."""
+    """A number for a new unit or model: names may repeat, but all ranks create units in the same order."""
     return next(_made.setdefault(group, count(1)))
 
 
 def announce(op: str, what: str, tensor: Tensor, group: Group, whose: str = "") -> None:
-    """Tell the other ranks of `group` which collective of which tensor this one is about to issue, and hear theirs.
+    """Exchange with the other ranks of `group` the collective and tensor that each is about to issue.
 
-    Nothing is done unless torch's debug level is DETAIL.
+    This does nothing unless torch's debug level is DETAIL.
 
     Args:
         op: the collective.
         what: the name of the tensor.
         tensor: the tensor, of the same size and dtype on all ranks.
-        group: who takes part.
-        whose: what tells it from others of that name.
+        group: the ranks that take part.
+        whose: distinguishes it from others with the same name.
 
     Raises:
         RuntimeError: as `Order.announce`.

@@ -1,12 +1,13 @@
 """torch's private functions, classes and tensor attributes; no other module uses them.
 
-Not here: what whoever writes a module, an optimizer or a scaler meets in its own class (`_parameters`, `_buffers` and
-`_modules` of a module, its hooks of state dicts, `_unscale_grads_`), and names that torch's users have to write
-(`_HYBRID_SHARD_ZERO2`, `_module_classes_to_ignore`, a policy's `_run_policy`, `_ddp_params_and_buffers_to_ignore`); the
-names of operators in course/machine/operators.py, and of wrappers that state dicts leave out, in fsdp/torch_api/state.
+Some private names are used elsewhere: those that every author of a module, an optimizer or a scaler meets in the base
+class (`_parameters`, `_buffers` and `_modules` of a module, its hooks of state dicts, `_unscale_grads_`); names that
+torch's users have to write (`_HYBRID_SHARD_ZERO2`, `_module_classes_to_ignore`, a policy's `_run_policy`,
+`_ddp_params_and_buffers_to_ignore`); the names of operators in course/machine/operators.py; and the names of wrappers
+that state dicts leave out, in fsdp/torch_api/state.
 
-Torch may change these without a word. Each has a test that says what would break (tests/core/test_private.py), so that
-a new version of torch that lacks one says so by its name.
+Torch may change these names without notice. Each of them has a test that states what would break
+(tests/core/test_private.py), so that a missing name in a new version of torch is reported by that name.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ ASKED_BY_STATE_DICT_FUNCTIONS = "_fqn_modifiers"
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Call `callback` when the backward that runs now has made all its gradients, before it returns to its caller."""
+    """Call `callback` when the current backward has computed all its gradients, before it returns to its caller."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 

@@ -1,4 +1,4 @@
-"""Process groups other than the default one, of a mesh or of a host, and what can be asked of any."""
+"""Process groups other than the default one, of a mesh or of a host, and properties of any group."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def wants_order_checked() -> bool:
 
 
 def store_of(group: Group, prefix: str) -> Any:
-    """The key-value store of the group's ranks, for keys under `prefix`; to wait on it keeps nobody else from it."""
+    """The key-value store of the group's ranks, for keys under `prefix`; waiting on it does not block other users."""
     return dist.PrefixStore(prefix, base_store_of(group).clone())  # type: ignore[attr-defined]  # a connection of its own
 
 
 def global_ranks(group: Group) -> list[int]:
-    """The group's ranks as the default process group calls them."""
+    """The group's ranks, numbered as in the default process group."""
     return dist.get_process_group_ranks(group)
 
 
@@ -48,14 +48,14 @@ def part_of_mesh(mesh: Any, size: int) -> Group:
 
 
 def twin_of(group: Group) -> Group:
-    """A new group of the same ranks, with a communicator of its own; to be called on each of them."""
+    """A new group of the same ranks, with a separate communicator; to be called on each of them."""
     return part_of(group, range(group.size()))
 
 
 def part_of(group: Group, ranks: Sequence[int]) -> Group:
     """A new group of some ranks of another; to be called on each of them.
 
-    Its name is its own for good: the ranks may be in different numbers of other groups, and a group under the name of
+    Its name is never used again. The ranks may be in different numbers of other groups, and a group with the name of
     one that has been closed would find the addresses of that one's connections.
     """
     number = next(_parts.setdefault(group, {}).setdefault(tuple(ranks), count(1)))
@@ -65,17 +65,17 @@ def part_of(group: Group, ranks: Sequence[int]) -> Group:
 
 
 def destroy(group: Group) -> None:
-    """Close a group that was made here: what other ranks still wait for on it fails."""
+    """Close a group that was created here; collectives for which other ranks are still waiting fail."""
     dist.destroy_process_group(group)
 
 
 def host_groups() -> tuple[Group, Group]:
-    """New groups: the ranks of this rank's host, and those of its place on all hosts.
+    """New groups: the ranks on this rank's host, and the ranks with the same local rank on all hosts.
 
-    To be called on every rank. Hosts have `LOCAL_WORLD_SIZE` ranks each, as torchrun says; unset: there is one host.
+    To be called on every rank. Each host has `LOCAL_WORLD_SIZE` ranks, as set by torchrun; if unset, there is one host.
 
     Raises:
-        ValueError: the world does not divide into hosts of that size.
+        ValueError: the number of ranks is not divisible by that size.
     """
     ranks = dist.get_world_size()
     size = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))

@@ -1,11 +1,11 @@
-"""Values of sharded state dicts: types that `torch.distributed.checkpoint` saves, and loads onto any number of ranks.
+"""Values of sharded state dicts: types that `torch.distributed.checkpoint` saves, and loads on any number of ranks.
 
     full     [ rows 0 1 2 3 4 ]
     rank 0   [ rows 0 1 2 ]          dimension 0, ceil(rows / N) each: the last ranks may have fewer, or none
     rank 1   [ rows 3 4 ]
 
-A `ShardedTensor` knows where each rank's rows belong; a `DTensor` says it by a device mesh. A number (0-d) cannot be
-cut: every rank has it (torch/distributed/fsdp/_shard_utils.py).
+A `ShardedTensor` stores the position of each rank's rows; a `DTensor` determines it from a device mesh. A number (0-d)
+cannot be sharded, so every rank has it (torch/distributed/fsdp/_shard_utils.py).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def shard_value(full: Tensor, group: Group, device_mesh: Any = None, to_cpu: boo
         full: the whole value, the same on every rank of the group.
         group: the ranks to shard over.
         device_mesh: shard over its last dimension, which must be `group`, and replicate over others.
-        to_cpu: the rows are in host memory.
+        to_cpu: put the rows in host memory.
 
     Returns:
-        A DTensor if there is a mesh, else a ShardedTensor; a copy of `full` if it has no rows to share out.
+        A DTensor if there is a mesh, otherwise a ShardedTensor; a copy of `full` if it has no rows.
     """
     if full.dim() == 0 or full.numel() == 0:
         return copied(full, to_cpu)
@@ -86,12 +86,12 @@ def full_value(value: Any, group: Group, device: torch.device) -> Tensor:
     """The whole of a value of a sharded state dict, on `device`; one all-gather, none if the value is whole.
 
     Args:
-        value: a ShardedTensor or DTensor as `shard_value` makes them, or a tensor that is whole.
-        group: the ranks that it is sharded over, all of which call this.
-        device: where the group can communicate.
+        value: a ShardedTensor or DTensor as created by `shard_value`, or a whole tensor.
+        group: the ranks over which it is sharded, all of which call this function.
+        device: a device on which the group can communicate.
 
     Raises:
-        RuntimeError: a ShardedTensor is cut otherwise, for instance for another number of ranks.
+        RuntimeError: a ShardedTensor is sharded differently, for instance for a different number of ranks.
     """
     if is_dtensor(value):
         return value.to(value.device_mesh.device_type).full_tensor()  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Memory that nobody has written. Whatever was in it would do for values, and no one would notice."""
+"""Memory that has not been initialized: its old content could pass for values without any error."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def mark_unwritten(tensor: Tensor) -> Tensor:
-    """Fill a tensor with what no initialization means."""
+    """Fill a tensor with a value that no initialization uses."""
     return tensor.fill_(_stand_in(tensor.dtype) or 0)
 
 
 def is_unwritten(tensor: Tensor) -> bool:
     """True if any element has not been written since `mark_unwritten`; the host waits for the answer.
 
-    It takes no memory: the least of numbers with a NaN among them is NaN.
+    It takes no memory, because the minimum of numbers that include a NaN is NaN.
     """
     value = _stand_in(tensor.dtype)
     if value is None or not tensor.numel():
@@ -24,10 +24,10 @@ def is_unwritten(tensor: Tensor) -> bool:
 
 
 def check_written(tensors: dict[str, Tensor | None]) -> None:
-    """See that all of them have values.
+    """Check that all of the tensors have values.
 
     Raises:
-        RuntimeError: names those that have not.
+        RuntimeError: some have not; the error names them.
     """
     if names := [name for name, tensor in tensors.items() if tensor is not None and is_unwritten(tensor)]:
         raise RuntimeError(

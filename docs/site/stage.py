@@ -29,8 +29,8 @@ hide-toc: true
 ---
 # Explorer
 
-One step of each rung on four ranks, from the log of a run: `minifsdp ladder --ranks 4` writes this page.
-<a href="explore.html">Open it alone</a>.
+The explorer shows one step of each rung on four ranks, from the log of a run of `minifsdp ladder --ranks 4`.
+<a href="explore.html">Open the explorer on a page of its own</a>.
 
 <iframe src="explore.html" class="explorer" title="The explorer"></iframe>
 <script>
@@ -48,7 +48,7 @@ FOLDERS = {
     "labs/src": "The labs as Python files divided into cells",
     "labs/wrong": "Wrong answers that the checks must reject",
 }
-"""What is in a folder that is no package."""
+"""Contents of the folders that are not packages."""
 
 Pages = dict[str, str]
 """Page contents by path; all paths are relative to the sources or the checkout."""
@@ -155,7 +155,7 @@ def listing(folder: str, names: list[str]) -> str:
 
 
 def of_folder(name: str) -> str:
-    """What is in a folder."""
+    """The contents of a folder, in a sentence."""
     package = f"{name}/__init__.py"
     return says(package) if (ROOT / package).exists() else FOLDERS[name]
 
@@ -172,11 +172,11 @@ def toctree(names: Iterable[str], caption: str = "") -> str:
 
 
 def lectures() -> str:
-    """The page of the lectures: of each a picture, its title, and its subject, from the front matter."""
+    """The page of the lectures: a picture, the title and the subject of each, from its front matter."""
     card = (
         '<p><a href="slides/{0}.html"><img src="slides/{image}" alt="a figure of lecture {1}"/></a><br/>'
         '<b>{1}. <a href="slides/{0}.html">{title}</a></b><br/>'
-        "{description} 50 minutes. "
+        "{description} It takes 50 minutes. "
         '<a href="slides/{0}.pdf">PDF</a>, <a href="slides/{0}-notes.pdf">PDF with notes</a></p>'
     )
     cards = []

@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Lab 13: tensor parallelism
 #
-# FSDP shards the *storage*: a layer is whole while it computes, and each rank has its own rows of the batch. Tensor
-# parallelism shards the *computation*: a rank keeps one part of a matrix and multiplies only with that part, and all
-# ranks work on the same rows of the batch. Parameters never travel. Activations do.
+# FSDP shards the *storage*. While a layer is being computed, its parameters are whole, and each rank has its own rows
+# of the batch. Tensor parallelism shards the *computation*. A rank keeps one part of a matrix and multiplies only
+# with that part, and all ranks work on the same rows of the batch. Parameters are never sent; activations are.
 #
 # ![The product of a 2 by 3 and a 3 by 2 matrix, computed in two ways: with the second matrix split by columns, where
 # the results are placed side by side, and split by rows, where the partial sums are
@@ -155,11 +155,12 @@ outcome("13.1", sent["rows"] / sent["columns"], ranks=2, slips=slips)
 #
 # *7 minutes, medium*
 #
-# Backward needs messages, too, and autograd cannot differentiate through `comm`. Two autograd functions add the
-# messages to both directions. **f** is applied where a whole activation enters the sharded layers. All ranks have the
-# same x, and each multiplies it with a different part of the weight, so each rank's gradient of x is a partial sum.
-# In backward, f adds up these gradients. **g** is applied where partial sums leave the sharded layers. In forward, g
-# adds them up. All ranks continue with the same sum, so in backward each rank already receives the complete gradient.
+# Backward needs messages, too, and autograd cannot differentiate through `comm`. Two autograd functions therefore
+# supply the messages in both directions. **f** is applied where a whole activation enters the sharded layers. All
+# ranks have the same x, and each multiplies it with a different part of the weight, so each rank's gradient of x is a
+# partial sum. In backward, f adds up these gradients. **g** is applied where partial sums leave the sharded layers.
+# In forward, g adds them up. All ranks continue with the same sum, so in backward each rank already receives the
+# complete gradient.
 #
 # | | forward | backward |
 # |---|---|---|
@@ -581,7 +582,7 @@ print("expected of FSDP 4 of 8 sequences and all 384 rows of the weight, of your
 # FSDP is a form of data parallelism. Tensor parallelism is not: all its ranks see the same batch. To the data loader
 # they are therefore *one* worker, and the batch does not grow with t.
 #
-# ## How much memory remains
+# ## Only some activations are sharded
 #
 # The parameters, gradients and optimizer state of sharded layers shrink to 1/t. Of the activations, only some are
 # sharded. Count the tensors that autograd keeps for one block on one process, in units of s b h elements. The inputs
@@ -631,7 +632,7 @@ outcome("activations", activations["tensor parallel"][4] / one, ranks=4, slips=s
 #
 # *8 minutes, medium*
 #
-# Between g and the next f, every rank does the same work: a norm, dropout and a residual sum, each of which treats
+# Between g and the next f, every rank does the same work: a norm, dropout and a residual sum. Each of these treats
 # every token independently. So let each rank do this work for s / t of the tokens. An all-reduce is a reduce-scatter
 # followed by an all-gather (lab 01). g becomes the reduce-scatter, f becomes the all-gather, and everything in
 # between works on a part of the sequence.
@@ -672,7 +673,7 @@ def sequence_f_and_g(group: Group) -> tuple[Crossing, Crossing]:
 #
 # *4 minutes, easy*
 #
-# The weight and bias of a norm are whole on every rank, but there they are applied to only s / t tokens. What does
+# The weight and bias of a norm are whole on every rank, but each rank applies them to only s / t tokens. What does
 # that mean for their gradients? If nothing is done, each rank updates its copy differently, and the copies drift
 # apart without any error. Megatron-LM sums these gradients after backward, in one message. Here, one of the functions
 # that you have already written does it.

@@ -1,16 +1,18 @@
-"""A model's and its optimizers' state in one form, whatever they are parallelised by.
+"""The state of a model and its optimizers, in the same form for every kind of parallelism.
 
-Two functions do: `get_state_dict` before `torch.distributed.checkpoint` (dcp) saves or loads, and `set_state_dict` when
-it has loaded, on any number of ranks. The others are for a model or its optimizers alone.
+Two functions are enough: call `get_state_dict` before `torch.distributed.checkpoint` (dcp) saves or loads, and
+`set_state_dict` after it has loaded, on any number of ranks. The other functions are for only a model or only
+optimizers.
 
     model_state, optim_state = get_state_dict(model, optimizer)
     dcp.load({"model": model_state, "optim": optim_state}, checkpoint_id=path)      # or dcp.save
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state)
 
-They are the functions of torch.distributed.checkpoint.state_dict, with their signatures, for this package's FSDP and
-DDP, for torch's DDP and for plain modules; `options` may be torch's. Torch's own functions know no FSDP but torch's: on
-a model with an instance of this package's they would take a rank's shards for the whole, and are refused. Models under
-`fully_shard` have DTensors for parameters, which torch's functions do know; here they are left to them.
+The functions have the names and signatures of those in torch.distributed.checkpoint.state_dict, and work with this
+package's FSDP and DDP, with torch's DDP and with plain modules; `options` may be torch's. Torch's own functions
+recognize only torch's FSDP. On a model with an instance of this package's FSDP, they would mistake a rank's shards for
+the whole, so they are refused. Models under `fully_shard` have DTensors as parameters, which torch's functions do
+recognize, so these models are passed on to them.
 
 Names are those of the model without wrappers. All functions are collective.
 """

@@ -1,4 +1,4 @@
-"""The state that an optimizer is going to have, for a checkpoint to be loaded into before the first step."""
+"""The future state of an optimizer, into which a checkpoint can be loaded before the first step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Models whose parameters are DTensors: torch's own functions gather and load those.
+"""Models whose parameters are DTensors, which torch's own functions gather and load.
 
-What they lack is done here: whole tensors have the shapes of the plain model, and any of them can be cut.
+This module adds the missing parts: whole tensors have the shapes of the plain model, and any of them can be sharded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The names in a checkpoint: those of the model without wrappers, whatever a wrapper's own state dict says."""
+"""The names in a checkpoint: those of the model without wrappers, even if a wrapper's state dict has others."""
 
 from __future__ import annotations
 

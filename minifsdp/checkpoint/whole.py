@@ -1,4 +1,4 @@
-"""Whole tensors of a checkpoint as the DTensors of a model: cut for this rank, and in the shapes of the plain model.
+"""Whole tensors of a checkpoint as the DTensors of a model: sharded for this rank, in the shapes of the plain model.
 
 Tensor parallelism keeps a fused weight [3 width, width] as [3, width, width], to shard each of the three matrices
 (minifsdp/tensor_parallel/columns.py). The elements have the same order: one is a view of the other.

@@ -24,14 +24,14 @@ REFUSED = {
 
 
 def refuse(**arguments: Any) -> None:
-    """Raise NotImplementedError for the first of the arguments that asks for something, with the reason."""
+    """Raise NotImplementedError for the first of the arguments that is set, with the reason."""
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise NotImplementedError(f"DistributedDataParallel does not support {name}: {REFUSED[name]}")
 
 
 def warn_of_no_effect(check_reduction: bool, finds_unused_of_static: bool) -> None:
-    """Torch's warnings for arguments that say nothing."""
+    """Torch's warnings for arguments that have no effect."""
     if check_reduction:
         warnings.warn(
             "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. Please avoid using it.",
@@ -50,7 +50,7 @@ def choose_group(process_group: comm.Group | None, device_mesh: Any) -> comm.Gro
     """The group to reduce over: the one given, that of a mesh with one dimension, or the default group.
 
     Raises:
-        RuntimeError: both are given; the mesh has more dimensions; there is no process group.
+        RuntimeError: both are given; the mesh has several dimensions; or there is no process group.
     """
     if process_group is not None and device_mesh is not None:
         raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
@@ -65,9 +65,9 @@ def choose_group(process_group: comm.Group | None, device_mesh: Any) -> comm.Gro
 
 
 def bucket_caps(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> list[int]:
-    """Bytes at which the buckets are closed, in the order of the buckets; the last holds for the rest.
+    """Bytes at which the buckets are closed, in the order of the buckets; the last value applies to all further ones.
 
-    Unless it is told, the first is small: communication begins with it.
+    By default the first bucket is small, because communication begins with it.
     """
     caps = bucket_cap_mb_list or ([1, 25] if bucket_cap_mb is None else [bucket_cap_mb])
     return [int(cap * 2**20) for cap in caps]
@@ -98,7 +98,7 @@ def check_devices(
     """`device_ids` and `output_device` as indices of CUDA devices, for parameters on `devices`.
 
     Raises:
-        ValueError: they are not those; or `devices` are of several kinds.
+        ValueError: they do not match these devices; or `devices` are of several kinds.
     """
     if not (device_ids is None or isinstance(device_ids, Sequence)):
         raise ValueError(f"device_ids={device_ids!r}: give a list of one device, or leave it out")
@@ -129,7 +129,7 @@ def check_modules(module: nn.Module) -> None:
     """Refuse modules whose training would be wrong without an error.
 
     Raises:
-        ValueError: batch statistics over ranks on CPU; parameters whose gradients have another dtype.
+        ValueError: there are batch statistics over ranks on CPU, or parameters whose gradients have a different dtype.
     """
     for name, child in module.named_modules():
         if isinstance(child, nn.SyncBatchNorm) and any(p.device.type == "cpu" for p in child.parameters()):
@@ -151,7 +151,7 @@ def check_replicas(module: nn.Module, group: comm.Group) -> None:
 
 
 def check_optimizers(module: nn.Module) -> None:
-    """Raise NotImplementedError where an optimizer steps inside backward, before gradients are reduced."""
+    """Raise NotImplementedError if an optimizer steps inside backward, before gradients are reduced."""
     for name, p in module.named_parameters():
         if private.steps_in_backward(p):
             raise NotImplementedError(
@@ -161,8 +161,8 @@ def check_optimizers(module: nn.Module) -> None:
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """The same nesting of containers, its tensors on `device`.
+    """The same nesting of containers, with its tensors on `device`.
 
-    The host waits for copies from its memory, as in torch: the caller may write the next batch there.
+    As in torch, the host waits for copies from its memory, because the caller may write the next batch there.
     """
     return map_tensors(lambda tensor: tensor.to(device), tree)

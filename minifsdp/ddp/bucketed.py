@@ -19,7 +19,7 @@ Kind = tuple[torch.dtype, torch.device]
 
 
 class BucketedDDP(NaiveDDP):
-    """`NaiveDDP` with fewer, larger messages: a collective costs a latency each, however little it carries.
+    """`NaiveDDP` with fewer, larger messages, because each collective costs a latency, however little it sends.
 
     Bytes: the staging buffer of a bucket exists only while that bucket is reduced, so at most one is alive, and the
     gradients' peak is 4Ψ + the largest bucket for Ψ fp32 parameters.
@@ -47,7 +47,7 @@ class InFlight(NamedTuple):
         params: the parameters whose gradients are in it.
         flat: the staging buffer [sum of the parameters' numel].
         views: the part of it that belongs to each parameter, in that parameter's shape.
-        reduction: its all-reduce, to be waited for before the buffer is read or freed.
+        reduction: its all-reduce; wait for it before the buffer is read or freed.
     """
 
     params: list[nn.Parameter]
@@ -58,7 +58,7 @@ class InFlight(NamedTuple):
 
 @torch.no_grad()
 def start_bucket(params: list[nn.Parameter], group: comm.Group) -> InFlight:
-    """Copy the gradients into a buffer, zero where there is none, and start its all-reduce."""
+    """Copy the gradients into a buffer, with zeros for missing ones, and start its all-reduce."""
     layout = Layout.of(params)
     flat = device.empty(layout.numel, params[0].dtype, "communication", params[0].device)
     views = layout.views(flat)
@@ -75,12 +75,12 @@ def finish_bucket(bucket: InFlight) -> None:
 
 
 def assign_buckets(params: Iterable[nn.Parameter], cap_bytes: int | Sequence[int]) -> list[list[nn.Parameter]]:
-    """Cut `params` into buckets in reverse order, the order in which backward makes their gradients.
+    """Divide `params` into buckets in reverse order, the order in which backward computes their gradients.
 
     A bucket holds one dtype on one device, and is closed once it has reached `cap_bytes` (as in torch, a parameter is
     never split, so a bucket may exceed the cap by a part of its last parameter; `_compute_bucket_assignment_by_size`).
-    One bucket of each dtype and device is open at a time, and buckets stand in the order in which they begin. Of
-    several caps each closes one bucket of a dtype and device, and the last all that follow.
+    One bucket of each dtype and device is open at a time, and buckets are in the order in which they begin. If there
+    are several caps, each applies to one bucket of a dtype and device, and the last applies to all further ones.
     """
     caps = [cap_bytes] if isinstance(cap_bytes, int) else list(cap_bytes)
     buckets: list[list[nn.Parameter]] = []

@@ -1,4 +1,4 @@
-"""Buffers that gradients are reduced in: allocated in each backward, or the gradients' own memory for life."""
+"""Buffers for the reduction of gradients: allocated in each backward, or used permanently as the gradients' memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Reduction(Protocol):
 
 
 class Bucket:
-    """Gradients that are reduced together, in one flat buffer of which each has a view in its parameter's shape.
+    """Gradients that are reduced together in one flat buffer; each has a view of it in its parameter's shape.
 
     Attributes:
         params: the parameters, in the order in which backward is expected to reach them.
-        layout: where their gradients lie in the buffer, in the parameters' strides.
+        layout: the positions of their gradients in the buffer, in the parameters' strides.
         index: its place in the order in which buckets are launched.
     """
 
@@ -93,11 +93,11 @@ class Bucket:
 
 
 class StagingBucket(Bucket):
-    """A buffer that lives from the first gradient of a backward on, and becomes the memory of the gradients.
+    """A buffer that is allocated for the first gradient of a backward, and becomes the memory of the gradients.
 
-    A gradient that this backward has made moves in as it comes: the same Tensor object, its own memory freed, no copy
-    back. One that was there before, which somebody may be looking at through another tensor, stays where it is and gets
-    a copy of the mean.
+    A gradient computed by this backward moves into the buffer when it arrives: it stays the same Tensor object, its old
+    memory is freed, and nothing is copied back. A gradient that existed before, and that other tensors may view, stays
+    in its memory and receives a copy of the mean.
     """
 
     role = "communication"

@@ -1,4 +1,4 @@
-"""Communication hooks: let the user say how a bucket is reduced (torch/csrc/distributed/c10d/comm.hpp)."""
+"""Communication hooks: reductions of a bucket that the user supplies (torch/csrc/distributed/c10d/comm.hpp)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Hook = Callable[[Any, Any], torch.futures.Future[Any]]
 class GradBucket:
     """A full bucket as a hook sees it, with the methods of `torch.distributed.GradBucket`, which cannot be made here.
 
-    The gradients in it are this rank's own sums, not yet divided by anything.
+    The gradients in it are this rank's own sums, which have not been divided yet.
     """
 
     def __init__(self, bucket: Bucket, index: int, is_last: bool) -> None:
@@ -73,13 +73,13 @@ class HookedReduce:
     """Calls a hook for every bucket, in the order of the launches, the same on all ranks.
 
     Args:
-        state: what the hook gets first.
-        hook: gets the `GradBucket` second, and returns a future that holds the tensor with which to go on.
+        state: the hook's first argument.
+        hook: receives the `GradBucket` as its second argument, and returns a future of the tensor that replaces it.
 
     Raises:
         TypeError: the hook cannot be called.
-        ValueError: it is annotated for something else.
-        RuntimeError: when a bucket is launched: it has returned no future.
+        ValueError: its annotations are those of a different function.
+        RuntimeError: when a bucket is launched, the hook has returned no future.
     """
 
     def __init__(self, state: Any, hook: Hook) -> None:

@@ -1,8 +1,8 @@
-"""The drop-in: torch's class, arguments and all (torch/nn/parallel/distributed.py).
+"""The drop-in replacement for torch's class, with all of its arguments (torch/nn/parallel/distributed.py).
 
 The algorithm is that of the rungs: naive.py, bucketed.py, overlapped.py. This class has a reducer (reducer.py), which
-launches by the lesson's `LaunchQueue` from buckets that become the gradients (buckets.py); what else torch's class does
-is a file each.
+uses the lesson's `LaunchQueue` to launch buckets whose memory becomes that of the gradients (buckets.py). Every further
+feature of torch's class has its own file.
 """
 
 from __future__ import annotations
@@ -28,62 +28,64 @@ from minifsdp.ddp.unused import UnusedFindingReducer
 
 
 class DistributedDataParallel(nn.Module):
-    """Data parallelism whose communication hides under backward (torch/nn/parallel/distributed.py).
+    """Data parallelism whose communication is hidden by backward (torch/nn/parallel/distributed.py).
 
-    The last layers' gradients are there first, so their bucket is on its way while the earlier layers still compute;
-    when `backward` returns, every `.grad` is the mean over the ranks. The training loop is that of one process. As in
-    torch, only the first backward after a forward is reduced, and a parameter that is left out of it is an error at
-    the next forward, unless `find_unused_parameters`.
+    The gradients of the last layers are complete first, so their bucket is being sent while the earlier layers are
+    still computing. When `backward` returns, every `.grad` is the mean over the ranks. The training loop is that of one
+    process. As in torch, only the first backward after a forward is reduced, and a parameter that it does not reach
+    causes an error at the next forward, unless `find_unused_parameters` is set.
 
     Bytes, for Ψ fp32 parameters:
 
-    * `gradient_as_bucket_view=False`: gradients 4Ψ, in buckets of this backward: a bucket's buffer is allocated when
-      the first of its gradients arrives, and each moves in and leaves its own memory. Gradients of an earlier backward
-      that are accumulated on stay where they are, and staging ("communication") is 4Ψ more until the end of backward.
-    * `gradient_as_bucket_view=True`: gradients 4Ψ, and no staging: the buckets ("gradients") are allocated here, live
-      as long as the model, and every `.grad` that is not None is a view of one. Autograd adds a new gradient to the
-      view; where `.grad` was None, a hook copies it there at once.
-    * `find_unused_parameters`: 4 bytes per parameter tensor more ("communication") at the end of backward;
-      `static_graph`: 16, at the end of the first.
-    * sparse gradients (`nn.Embedding(sparse=True)`): no bucket; N times the rows of the rank with the most, while they
-      are gathered (sparse.py).
+    * `gradient_as_bucket_view=False`: gradients take 4Ψ, in buckets of this backward. A bucket's buffer is allocated
+    when
+      its first gradient arrives, and each gradient moves into it and frees its own memory. Gradients of an earlier
+      backward to which this one adds stay where they are, and staging ("communication") takes another 4Ψ until the end
+      of backward.
+    * `gradient_as_bucket_view=True`: gradients take 4Ψ, without staging. The buckets ("gradients") are allocated at
+      construction and live as long as the model, and every `.grad` that is not None is a view of one. Autograd adds a
+      new gradient to the view; if `.grad` was None, a hook copies the gradient there at once.
+    * `find_unused_parameters`: an additional 4 bytes per parameter tensor ("communication") at the end of backward;
+      with `static_graph`, 16 bytes at the end of the first backward.
+    * sparse gradients (`nn.Embedding(sparse=True)`): no bucket, but N times the rows of the rank with the most rows,
+      while they are gathered (sparse.py).
     * buffers: a "communication" buffer of their size at the start of a forward that broadcasts them.
 
     Args:
-        module: the model, equal in shapes and dtypes on all ranks. It stays on the device that it is on.
-        device_ids: None, or the one CUDA device that the module lives on; then tensors in inputs are moved there.
-        output_device: for torch's signature; the outputs stay where the module makes them.
-        dim: for torch's signature; it has no effect with one device per process.
-        broadcast_buffers: give all ranks rank 0's buffers, here and at each forward that follows one whose backward
-            is reduced (the first forward included), as by default. Deprecated in torch 2.13.
-        init_sync: compare the models of the ranks and broadcast rank 0's values. Without it they must be equal already.
+        module: the model, equal in shapes and dtypes on all ranks. It stays on its device.
+        device_ids: None, or the one CUDA device of the module; tensors in inputs are then moved there.
+        output_device: part of torch's signature; the outputs stay on the module's device.
+        dim: part of torch's signature; it has no effect with one device per process.
+        broadcast_buffers: broadcast rank 0's buffers to all ranks at construction and at each forward that follows one
+            whose backward is reduced (including the first forward), as by default. Deprecated in torch 2.13.
+        init_sync: compare the models of the ranks and broadcast rank 0's values. Without it they must already be equal.
         process_group: the ranks to average over; all of them by default.
-        bucket_cap_mb: size in MiB at which a bucket is closed, by default 1 for the first and 25 for the others; 0 is
-            one for each parameter.
-        find_unused_parameters: look for parameters that a forward has left out. Where a rank has not used a parameter
-            that others have, it takes part with zero, or the `.grad` that it has; where none has, `.grad` is kept
-            (as a view it is part of its bucket: the mean of values that are equal after the last reduction).
+        bucket_cap_mb: size in MiB at which a bucket is closed, by default 1 for the first and 25 for the others; 0
+            means one bucket for each parameter.
+        find_unused_parameters: find parameters that a forward has not used. If only other ranks have used a parameter,
+            this rank takes part with its existing `.grad` or with zero. If no rank has used it, `.grad` is kept (if it
+            is a view, it is still part of its bucket: the mean of values that are equal since the last reduction).
         check_reduction: deprecated in torch; it has no effect there either.
         gradient_as_bucket_view: let `.grad` be views of buckets that live as long as the model. Otherwise each backward
-            has buckets of its own.
-        static_graph: every backward is like the first: rely on what that has shown (static_graph.py).
+            allocates its own buckets.
+        static_graph: assume that every backward is like the first (static_graph.py).
         device_mesh: a mesh of one dimension instead of a process group.
         skip_all_reduce_unused_params: part of `static_graph`.
-        bucket_cap_mb_list: sizes of the buckets one by one, in the order of backward; the last holds for the rest.
-        forward_sync_buffers: as `broadcast_buffers`, but at forwards only.
+        bucket_cap_mb_list: sizes of the buckets one by one, in the order of backward; the last applies to all others.
+        forward_sync_buffers: like `broadcast_buffers`, but only in forward.
         delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision, batched_grad_copy: refused.
 
     Attributes:
         module: the wrapped model; names in the state dict begin with `module.`.
         require_backward_grad_sync: False inside `no_sync`.
-        parameters_to_ignore: names of parameters and buffers in `module` that are left to each rank.
+        parameters_to_ignore: names of parameters and buffers in `module` that are not synchronized.
 
     Raises:
-        RuntimeError: no process group; no parameter requires a gradient; or the models of the ranks differ, which
-            every rank raises, with the parameter and the ranks named.
-        ValueError: the parameters lie on several kinds of devices; `device_ids` has several, or another than the
-            module's.
-        NotImplementedError: an argument that is refused.
+        RuntimeError: there is no process group; no parameter requires a gradient; or the models of the ranks differ.
+            In the last case every rank raises the error, which names the parameter and the ranks.
+        ValueError: the parameters are on several kinds of devices; or `device_ids` has several devices, or one that is
+            not the module's.
+        NotImplementedError: an argument is refused.
     """
 
     running_ranks: RunningRanks  # in a join context
@@ -200,7 +202,7 @@ class DistributedDataParallel(nn.Module):
     def reduce_accumulated(self) -> None:
         """Reduce what backwards inside `no_sync` have accumulated, without another backward; on all ranks.
 
-        For pipelines, whose last micro-batch may end its backward in parts.
+        This is for pipelines, whose last micro-batch may finish its backward in parts.
         """
         self.reducer.reduce_accumulated()
 
@@ -212,18 +214,19 @@ class DistributedDataParallel(nn.Module):
     ) -> AbstractContextManager[None]:
         """Train inside the `with` on as many batches as this rank has, one backward after each forward (join.py).
 
-        When all ranks have left, every rank has the values of one that has seen the most batches. Its optimizer has
-        taken no step meanwhile: the states of optimizers differ from then on.
+        After the `with`, every rank has the values of a rank with the largest number of batches. The optimizers of
+        ranks that finished early have taken fewer steps, so the states of the optimizers differ from then on.
 
         Args:
-            divide_by_initial_world_size: divide sums of gradients by the number of all ranks, so that all batches weigh
-                the same; or else by the number of those that are running. A communication hook divides for itself.
-            enable: False if the numbers are known to be even: nothing is communicated for it.
+            divide_by_initial_world_size: divide sums of gradients by the number of all ranks, so that all batches have
+                the same weight; otherwise, by the number of ranks that are still running. A communication hook does its
+                own division.
+            enable: False if all ranks are known to have the same number of batches; nothing is then communicated.
             throw_on_early_termination: end training on all ranks as soon as one has no batch left.
 
         Raises:
-            RuntimeError: with `throw_on_early_termination`, where a rank has no batch left, on all ranks; or a forward
-                comes before the backward of the one before it.
+            RuntimeError: on all ranks, if a rank has no batch left and `throw_on_early_termination` is set; or if a
+                forward starts before the backward of the previous one.
         """
         config = JoinConfig(enable, throw_on_early_termination, is_first_joinable=True)
         return joining(self, divide_by_initial_world_size, config)
@@ -248,12 +251,12 @@ class DistributedDataParallel(nn.Module):
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
         """Let `hook(state, bucket)` reduce the buckets, as those of torch's `ddp_comm_hooks` do.
 
-        Its collectives are its own: `minifsdp.comm` does not see them.
+        `minifsdp.comm` does not see the collectives of the hook.
 
         Args:
-            state: whatever the hook wants to keep.
-            hook: gets a `GradBucket` and returns a future of the tensor [numel] that becomes the gradients; to divide
-                by the number of ranks is up to it.
+            state: any object that the hook needs.
+            hook: receives a `GradBucket` and returns a future of the tensor [numel] that becomes the gradients; the
+                hook itself has to divide by the number of ranks.
 
         Raises:
             TypeError, ValueError: `hook` is not such a function.

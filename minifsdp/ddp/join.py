@@ -1,7 +1,8 @@
-"""Uneven numbers of batches: a rank that has none left takes part with zeros (torch/distributed/algorithms/join.py).
+"""Uneven numbers of batches: a rank without batches takes part with zeros (torch/distributed/algorithms/join.py).
 
-A rank that is running says so at each forward, and what the others will have to take part in; a rank that has finished
-listens, does that, and listens again, until none is running. `model` is a DistributedDataParallel throughout.
+At each forward, a running rank announces that it is running, and in which collectives the others will have to take
+part. A rank that has finished receives this message, takes part, and waits for the next message until no rank is
+running. `model` is always a DistributedDataParallel.
 """
 
 from __future__ import annotations

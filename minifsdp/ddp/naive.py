@@ -14,26 +14,26 @@ from minifsdp.ddp.sync import start_from_rank_0, trainable_parameters
 class NaiveDDP(nn.Module):
     """Data parallelism: every rank holds the whole model, sees its own part of the batch, and takes the mean gradient.
 
-    Equal models that take equal steps stay equal. So the ranks begin with rank 0's parameters and buffers, and after
-    each backward the training loop calls `sync_gradients`:
+    Models that start equal and take equal steps stay equal. So the ranks begin with rank 0's parameters and buffers,
+    and after each backward the training loop calls `sync_gradients`:
 
         ddp(x).loss.backward(); ddp.sync_gradients(); optimizer.step()
 
     Every parameter that requires a gradient when the model is wrapped takes part in every `sync_gradients`, with a
-    gradient of zero where backward made none: a rank that left one out would wait for the others' next all-reduce
-    with its own, for ever. So afterwards no `.grad` is None, and momentum or weight decay moves even a parameter that
-    no rank has used.
+    gradient of zero if backward has computed none. If a rank left a parameter out, its next all-reduce would be matched
+    with a different one on the other ranks. As a consequence, no `.grad` is None afterwards, and momentum or weight
+    decay changes even a parameter that no rank has used.
 
     Bytes: gradients 4Ψ for Ψ fp32 parameters, reduced in place; no communication buffer outlives construction.
 
     Args:
-        module: the model, equal in shapes and dtypes on all ranks; its parameters stay where they are.
+        module: the model, equal in shapes and dtypes on all ranks; its parameters stay in their memory.
         process_group: the ranks to average over; all of them by default.
 
     Raises:
-        RuntimeError: no process group; no parameter requires a gradient; or the models of the ranks differ, which
-            every rank raises, with the parameter and the ranks named.
-        ValueError: an embedding makes sparse gradients.
+        RuntimeError: there is no process group; no parameter requires a gradient; or the models of the ranks differ.
+            In the last case every rank raises the error, which names the parameter and the ranks.
+        ValueError: an embedding has sparse gradients.
     """
 
     def __init__(self, module: nn.Module, process_group: comm.Group | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Rung 3 of DDP: buckets reduced while backward still runs (Li et al., VLDB 2020, arXiv 2006.15704, section 3.2.3)."""
+"""Rung 3 of DDP: buckets reduced during backward (Li et al., VLDB 2020, arXiv 2006.15704, section 3.2.3)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from minifsdp.tree import tensors_in
 class LaunchQueue:
     """The order in which all ranks launch their buckets: each when it is full *and* all before it have been launched.
 
-    A collective is matched with those of the other ranks by its turn. Each rank makes its gradients in an order of its
-    own, as its graph may differ; buckets launched as they fill would meet other buckets there, or hang (figure 3a of
-    the paper).
+    Collectives of different ranks are matched by their order. The order of gradients may differ between ranks, because
+    their graphs may differ. If each rank launched its buckets as they fill, different buckets would be matched, or the
+    ranks would hang (figure 3a of the paper).
 
     Args:
         sizes: the number of parameters of each bucket.
 
     Attributes:
-        missing: how many gradients each bucket waits for in this backward.
-        launched: how many buckets have been launched in it.
+        missing: the number of gradients for which each bucket is waiting in this backward.
+        launched: the number of buckets launched in this backward.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -36,38 +36,40 @@ class LaunchQueue:
         self.restart()
 
     def restart(self) -> None:
-        """No gradient is there: a new backward."""
+        """Begin a new backward, without any gradients."""
         self.missing = list(self.sizes)
         self.launched = 0
 
     def launch_full(self, launch: Callable[[int], None]) -> None:
-        """Call `launch` with the number of each bucket whose turn has come. One gradient may let several go."""
+        """Call `launch` with the number of each bucket whose turn has come. One gradient may release several."""
         while self.launched < len(self.missing) and self.missing[self.launched] == 0:
             launch(self.launched)
             self.launched += 1
 
 
 class OverlappedDDP(nn.Module):
-    """`BucketedDDP` with the two halves of a reduction moved apart: launched during backward, waited for at its end.
+    """`BucketedDDP` whose reductions are launched during backward, and waited for at the end of backward.
 
-    The last layers' gradients are there first, so their bucket travels while the earlier layers still compute. When
-    `backward` returns, every `.grad` is the mean over the ranks: the training loop is that of one process.
+    The gradients of the last layers are complete first, so their bucket is being sent while the earlier layers are
+    still computing. When `backward` returns, every `.grad` is the mean over the ranks: the training loop is that of one
+    process.
 
-        forward       a hook on the outputs will say when backward begins
-        backward      a hook on each parameter counts its gradient; full buckets are launched, in their order
-        end of it     what has not come is reduced as it is; all reductions are waited for and copied back
+        forward       registers a hook on the outputs, which marks the beginning of backward
+        backward      a hook on each parameter counts its gradient; full buckets are launched in order
+        end           reduces the remaining buckets, waits for all reductions, and copies the means back
 
-    A parameter that this rank's backward does not reach calls no hook (figure 3b). It takes part at the end of
-    backward, with zero or the `.grad` that it has from `no_sync`, and holds up its bucket and those behind it until
-    then. So no rank waits for ever, and as in the rungs below no `.grad` is None afterwards. torch raises an error at
-    the next forward instead; with `find_unused_parameters=True` it walks through the graph, takes such a parameter for
-    ready when backward begins, and leaves the `.grad` of one that no rank has used as it was (unused.py).
+    If this rank's backward does not reach a parameter, the parameter's hook is not called (figure 3b). The parameter
+    takes part at the end of backward, with zero or the `.grad` that it has from `no_sync`, and delays its bucket and
+    all later ones until then. So no rank waits for ever and, as in the rungs below, no `.grad` is None afterwards.
+    torch raises an error at the next forward instead. With `find_unused_parameters=True`, it walks through the graph,
+    treats such a parameter as ready when backward begins, and leaves its `.grad` unchanged if no rank has used it
+    (unused.py).
 
-    Bytes: gradients 4Ψ for Ψ fp32 parameters, and as much for the buffers of all buckets, for none is waited for before
-    the end of backward. The drop-in needs no second copy (buckets.py).
+    Bytes: gradients take 4Ψ for Ψ fp32 parameters, and the buffers of all buckets take another 4Ψ, because none is
+    waited for before the end of backward. The drop-in replacement needs no second copy (buckets.py).
 
     Args:
-        module: the model, as for `NaiveDDP`. All ranks run a backward from its outputs equally often.
+        module: the model, as for `NaiveDDP`. All ranks run the same number of backward passes from its outputs.
         process_group: the ranks to average over; all of them by default.
         bucket_cap_mb: size in MiB at which a bucket is closed, as for `BucketedDDP`.
     """
@@ -109,7 +111,8 @@ class OverlappedDDP(nn.Module):
         """The hook of every parameter: its gradient has been accumulated in `.grad`.
 
         Raises:
-            RuntimeError: a second time in one backward, as in a reentrant checkpoint: its bucket may have left.
+            RuntimeError: it is called twice in one backward, as by a reentrant checkpoint: the bucket may have been
+                sent.
         """
         if not self.reducing:
             return
@@ -134,7 +137,7 @@ class OverlappedDDP(nn.Module):
         self.reducing = False
 
     def forget_failed_backward(self) -> None:
-        """One that raised has left gradients that are not all there: let its reductions end, and drop them."""
+        """Wait for the reductions of a backward that raised an error, and drop its incomplete gradients."""
         while self.in_flight:
             self.in_flight.pop(0).reduction.wait()  # and not before that may its buffer go
         self.reducing = False

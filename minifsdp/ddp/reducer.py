@@ -1,4 +1,4 @@
-"""Gradients that are reduced while backward still runs (torch/csrc/distributed/c10d/reducer.cpp)."""
+"""The reduction of gradients during backward (torch/csrc/distributed/c10d/reducer.cpp)."""
 
 from __future__ import annotations
 
@@ -25,30 +25,32 @@ Reduce = Callable[[Bucket, int, bool], Reduction]
 
 
 def to_sum(group: comm.Group, bucket: Bucket, index: int, is_last: bool) -> Reduction:
-    """Reduce to the sum over the ranks, in place: the mean of gradients that came in divided."""
+    """Reduce to the sum over the ranks, in place; it is the mean if the gradients were already divided."""
     return bucket.start_sum(group)
 
 
 class Reducer:
-    """Fills buckets as backward makes gradients and starts their all-reduces, so that both run at the same time.
+    """Fills buckets while backward computes gradients, and starts their all-reduces, so that both run concurrently.
 
-    The moving part is that of the lesson, its `LaunchQueue` (overlapped.py). What torch's class adds to it is here: a
-    gradient is multiplied by 1 / N on its way into the bucket, whose memory becomes its own (buckets.py); only the
-    first backward after a forward is reduced; a parameter that it has not reached is named, with the cure.
+    The order of launches is that of the lesson's `LaunchQueue` (overlapped.py). This class adds the features of torch's
+    class: a gradient is multiplied by 1 / N when it enters the bucket, whose memory becomes that of the gradient
+    (buckets.py); only the first backward after a forward is reduced; and an error names any parameter that this
+    backward has not reached, and the cure.
 
     Args:
         names: the parameters to reduce, with their names for messages.
-        cap_bytes: size at which a bucket is closed, or one for each, of which the last holds for the rest.
+        cap_bytes: size at which a bucket is closed, or one size for each bucket, the last of which applies to all
+            others.
         group: the ranks to average over.
         gradient_as_bucket_view: whether the buckets are the gradients or copies of them.
         sparse: parameters whose gradients are sparse; each is a bucket of its own.
 
     Attributes:
-        params: all of them, whether or not a static graph uses them.
-        queue: what says when a bucket is launched.
-        reduce: how a bucket is reduced.
-        title: tells it from others of the group in messages.
-        weight: of a gradient in its bucket, 1 / N, so that the sum there is the mean; None: gradients come as they are.
+        params: all parameters, whether or not a static graph uses them.
+        queue: determines when a bucket is launched.
+        reduce: the function that reduces a bucket.
+        title: distinguishes this reducer from others of the group in messages.
+        weight: the factor for gradients entering a bucket, 1 / N, so that their sum is the mean; None: no factor.
     """
 
     blame = "your module has parameters that were not used in producing loss."
@@ -96,7 +98,7 @@ class Reducer:
         return [sum(local_of(p).nbytes for p in bucket.params) for bucket in self.buckets]
 
     def leave_to(self, reduce: Reduce) -> None:
-        """Let a communication hook reduce the buckets, with this rank's gradients in them as they come."""
+        """Let a communication hook reduce the buckets, which then hold this rank's gradients without a factor."""
         self.reduce, self.weight = reduce, None
 
     def _register_hooks(self) -> None:
@@ -184,7 +186,7 @@ class Reducer:
         """Make sure that no reduction is left over from the last backward.
 
         Raises:
-            RuntimeError: it has not reached all parameters; they are named, and so is the cure.
+            RuntimeError: it has not reached all parameters; the error names them, and the cure.
         """
         if self.ready:
             missing = ", ".join(name for p, name in self.names.items() if p not in self.ready)

@@ -1,4 +1,4 @@
-"""Gradients that are rows of their parameter: what an embedding with `sparse=True` makes."""
+"""Sparse gradients, which consist of some rows of their parameter, as those of an embedding with `sparse=True`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from minifsdp.ddp.buckets import Bucket, Reduction
 
 
 def sparse_parameters(module: nn.Module) -> set[nn.Parameter]:
-    """The weights of embeddings that make sparse gradients."""
+    """The weights of embeddings with sparse gradients."""
     embeddings = [m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse]
     return {p for m in embeddings for p in m.parameters()}
 
 
 class SumOfRows:
-    """A bucket on its way to the sum over the ranks: every rank gathers all rows, and adds those of one place.
+    """The reduction of a bucket to the sum over the ranks: every rank gathers all rows, and adds equal indices.
 
-    Ranks have different numbers of rows, and a gather takes equal parts. So the numbers go first, for which the host
-    waits, and then each rank's rows, padded to the number of the rank with the most: a "communication" buffer of N
-    times that, alive in `wait` only, first for the indices, then for the values. (Sparse tensors are summed in the same
-    three steps by gloo: ProcessGroupGloo.cpp.)
+    Ranks have different numbers of rows, but a gather needs equal parts. So the ranks first gather the numbers of rows,
+    for which the host waits. Then they gather the rows, padded to the largest of these numbers, into a "communication"
+    buffer of N times that size, which exists only during `wait`, first for the indices and then for the values. (gloo
+    sums sparse tensors in the same three steps: ProcessGroupGloo.cpp.)
     """
 
     def __init__(self, bucket: SparseBucket, group: comm.Group) -> None:
@@ -57,7 +57,7 @@ class SumOfRows:
 
 
 class SparseBucket(Bucket):
-    """The gradient of one parameter, which is the buffer.
+    """The gradient of one parameter, which is its own buffer.
 
     `flat` is a sparse tensor of the parameter's shape, a new one with each backward.
     """

@@ -1,8 +1,8 @@
-"""A graph that is the same in every iteration: learnt in the first, relied on from then on (static_graph).
+"""A graph that is the same in every iteration: recorded in the first and assumed from then on (static_graph).
 
-In one pass torch's reducer does as much (torch/csrc/distributed/c10d/reducer.cpp, `delay_all_reduce` and
-`rebuild_buckets`); its users gain what a reducer cannot see coming in a graph that it has never run: a layer that is
-checkpointed several times gets several gradients in one backward, and only the last makes its sum complete.
+torch's reducer does the same (torch/csrc/distributed/c10d/reducer.cpp, `delay_all_reduce` and `rebuild_buckets`). The
+first iteration provides information that a reducer cannot have in advance. For example, a layer that is checkpointed
+several times gets several gradients in one backward, and the sum is complete only with the last.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from minifsdp.tree import tensors_in
 
 
 class StaticGraphReducer(Reducer):
-    """A reducer that lets its first backward end before it reduces, and plans the others after it.
+    """A reducer that reduces only after its first backward has ended, and plans the later ones accordingly.
 
-    What a rank learns for itself: how many gradients each parameter gets in a backward. The bucket has the sum when
-    the last of them is there; a parameter that gets none takes part as in `UnusedFindingReducer`, without a walk
-    through the graph.
+    Each rank finds out by itself how many gradients each parameter gets in a backward. The sum in the bucket is
+    complete when the last of them has arrived. A parameter that gets no gradient takes part as in
+    `UnusedFindingReducer`, but without a walk through the graph.
 
-    What the ranks learn together, in one all-reduce of two numbers per parameter (an int64 "communication" buffer,
-    alive at the end of the first backward only, where the host waits for it): on how many ranks each is used, and in
-    which order their gradients are completed. Before the second forward the buckets are built again, in that order;
-    what no rank uses is in none.
+    Together, the ranks find out how many ranks use each parameter, and in which order the gradients are completed. This
+    takes one all-reduce of two numbers per parameter, in an int64 "communication" buffer that exists only at the end of
+    the first backward, where the host waits for it. Before the second forward, the buckets are built again in that
+    order, without the parameters that no rank uses.
     """
 
     blame = (

@@ -14,9 +14,9 @@ from minifsdp.local_parts import local_of
 
 
 def trainable_parameters(module: nn.Module, ignored: Collection[str] = ()) -> dict[nn.Parameter, str]:
-    """The parameters that get a gradient and their names, in order of registration; a tied parameter comes once.
+    """The trainable parameters and their names, in order of registration; a tied parameter is listed once.
 
-    Those whose names are `ignored` are left out.
+    Parameters whose names are in `ignored` are left out.
 
     Raises:
         RuntimeError: there is none, or one is not initialized yet (torch's texts).
@@ -40,11 +40,11 @@ def start_from_rank_0(
 ) -> None:
     """Give every rank the values that rank 0's parameters, and its buffers unless `buffers` is False, have.
 
-    Those whose names are `ignored` keep theirs. One broadcast per tensor, each through a "communication" buffer of that
-    tensor's size, freed before the next.
+    Tensors whose names are in `ignored` keep their values. There is one broadcast per tensor, each through a
+    "communication" buffer of that tensor's size, which is freed before the next broadcast.
 
     Raises:
-        RuntimeError: as `check_same_on_all_ranks`, before any value has moved.
+        RuntimeError: as for `check_same_on_all_ranks`, before any value is sent.
     """
     named = named_tensors(module, buffers, ignored)
     entries = [describe(name, tensor) for name, tensor in named.items()]
@@ -70,8 +70,8 @@ def broadcast_from_rank_0(tensors: list[Tensor], group: comm.Group) -> None:
 def broadcast_from(source: int, tensors: list[Tensor], group: comm.Group) -> None:
     """`tensors`, of any shapes and dtypes, take the values of the group's rank `source`: one broadcast of all bytes.
 
-    The bytes pass through one "communication" buffer, freed at the end. Tensors that autograd has saved may be among
-    them: they are written without counting as changed, as in torch, so that two forward passes may share a backward.
+    The bytes pass through one "communication" buffer, which is freed at the end. Some tensors may have been saved by
+    autograd. As in torch, writing to them does not count as a change, so that two forward passes may share a backward.
     """
     # Wide elements first: then each part of the byte buffer begins where its dtype may begin.
     tensors = sorted((local_of(t).data for t in tensors), key=lambda t: -t.element_size())
@@ -87,7 +87,7 @@ def broadcast_from(source: int, tensors: list[Tensor], group: comm.Group) -> Non
 
 
 def describe(name: str, tensor: Tensor) -> str:
-    """Everything about a tensor on which ranks must agree to reduce it together, in words."""
+    """The properties of a tensor on which ranks must agree before they reduce it together, in words."""
     layout = "" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}"
     frozen = " frozen" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else ""
     return f"{name} ({str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{layout}{frozen})"

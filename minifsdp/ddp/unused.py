@@ -17,11 +17,11 @@ from minifsdp.tree import tensors_in
 
 
 class UnusedFindingReducer(Reducer):
-    """A reducer whose buckets do not wait for gradients that will not come.
+    """A reducer whose buckets do not wait for gradients that will never be computed.
 
-    Each rank finds out for itself what its own forward left out; other ranks may have used it. So such a parameter
-    takes part with the `.grad` that it has, or zero. Which parameters no rank has used is then one more all-reduce, of
-    a count per parameter: an int32 "communication" buffer, alive in `finish` only.
+    Each rank finds the parameters that its own forward has not used. Other ranks may have used them, so these
+    parameters take part with their existing `.grad` or with zero. To find the parameters that no rank has used takes
+    another all-reduce of a count per parameter, in an int32 "communication" buffer that exists only in `finish`.
     """
 
     cure = (
@@ -55,9 +55,9 @@ class UnusedFindingReducer(Reducer):
 
 
 def used_on_any_rank(params: Sequence[Tensor], used: Set[Tensor], group: comm.Group) -> set[Tensor]:
-    """The subset of `params` that some rank has in its `used`. Collective.
+    """The subset of `params` that is in `used` on at least one rank. Collective.
 
-    One all-reduce of a count per parameter, in an int32 "communication" buffer.
+    It takes one all-reduce of a count per parameter, in an int32 "communication" buffer.
     """
     counts = device.empty(len(params), torch.int32, "communication", params[0].device)
     counts.copy_(torch.tensor([p in used for p in params]), non_blocking=True)
@@ -71,7 +71,7 @@ def used_on_any_rank(params: Sequence[Tensor], used: Set[Tensor], group: comm.Gr
 
 
 def parameters_behind(tensors: Iterable[Tensor]) -> set[nn.Parameter]:
-    """The leaves that a backward from `tensors` could give a gradient, found by a walk through autograd's graph."""
+    """The leaves that may receive a gradient in a backward from `tensors`, found by a walk through autograd's graph."""
     leaves = set()
     seen: set[Any] = {t.grad_fn for t in tensors}
     stack = list(seen)

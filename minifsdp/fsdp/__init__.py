@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism: units that know how, schedules that decide when."""
+"""Fully sharded data parallelism: units gather, free and reduce; schedules decide when."""
 
 # `A as A` is how a package says that a name is for its users.
 from minifsdp.fsdp.schedules.overlap import OverlapSchedule as OverlapSchedule

@@ -19,7 +19,7 @@ class Owner(Protocol):
 
 
 class Absent(torch.Tensor):
-    """Stands for a parameter while its unit is sharded: has its shape and dtype, computes nothing and says why."""
+    """Replaces a parameter while its unit is sharded: it has its shape and dtype, and any use raises an error."""
 
     unit: Owner
     parameter: str
@@ -48,7 +48,7 @@ class Absent(torch.Tensor):
 
 
 def sharded_error(what: str, parameters: str, unit: Owner) -> RuntimeError:
-    """Parameters are wanted while their unit is sharded: says which, of which unit, and how to have them whole."""
+    """The error for a use of parameters while their unit is sharded: their names, their unit, and the cure."""
     return RuntimeError(
         f"{what} needs {parameters} of the FSDP unit {unit.title}, which is sharded; its parameters are whole only "
         "inside its forward. Call the wrapped module itself; for another method, such as generate(), use "

@@ -1,4 +1,4 @@
-"""The end of a backward: autograd calls it once, or drops it with a backward that raises."""
+"""The end of a backward: autograd calls it once, or drops it if the backward raises an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minifsdp.private import at_end_of_backward
 
 
 class Ending:
-    """The call that ends the backward under way."""
+    """The call that ends the current backward."""
 
     def __init__(self) -> None:
         self._due: weakref.ref[partial[None]] | None = None

@@ -1,10 +1,10 @@
-"""A unit with one flat parameter, as its plan says (plan.py).
+"""A unit with one flat parameter, according to its plan (plan.py).
 
     shard (fp32, perhaps on the host) --cast, copy--> full (compute dtype) --compute--> leaf.grad
     shard.grad <--add-- <--copy-- <--cast-- mean <--reduction-- gradient (reduce dtype)
 
-The optimizer sees the shard only, in its own dtype, so that an update too small for the 8 bits of a bf16 mantissa is
-not lost (FSDP paper 4.4).
+The optimizer sees only the shard, in the shard's own dtype, so that an update too small for the 8 bits of a bf16
+mantissa is not lost (FSDP paper 4.4).
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ from minifsdp.process_groups import wants_order_checked
 
 
 class FlatUnit(Unit):
-    """One flat parameter's life (torch/distributed/fsdp/_flat_param.py, `FlatParamHandle`).
+    """The life of one flat parameter (torch/distributed/fsdp/_flat_param.py, `FlatParamHandle`).
 
-    Buffers and who holds them, P padded elements over N ranks:
+    Buffers and their users, for P padded elements over N ranks:
 
         full [P]            from `start_gather` to `free`                  the gather writes it, compute reads it
         gradient [P]        from the first `take_gradient` to `wait_reduce`   compute writes it, the reduction reads it
         shard.grad [P / N]  from `start_reduce` until the optimizer drops it  the reduction writes it
 
-    Each is allocated on one stream and used on another; what protects it is `record_stream` in `device.free` (what else
-    would serve: rate_limit.py). The optimizer drops `shard.grad` without: its memory goes to a later reduction, and no
-    reduction begins before its stream has waited for the computation, the optimizer's included.
+    Each buffer is allocated on one stream and used on another, and is protected by `record_stream` in `device.free`
+    (rate_limit.py describes an alternative). The optimizer drops `shard.grad` without this protection: the memory is
+    reused by a later reduction, and no reduction begins before its stream has waited for the computation, including
+    that of the optimizer.
 
     Args:
-        flat: the parameters, cut into as many shards as `plan.inside` has ranks, or one.
-        plan: ranks, dtypes, memory.
+        flat: the parameters, divided into as many shards as `plan.inside` has ranks, or one.
+        plan: ranks, dtypes and memory.
         name: the unit's name in plots.
-        reshard_after_forward: free it after forward; no effect where nothing is sharded.
-        view: makes what modules and the optimizer see of the flat parameter.
-        reduction: how gradients become their mean.
+        reshard_after_forward: free the unit after forward; it has no effect if the unit is not sharded.
+        view: creates the tensors of the flat parameter that modules and the optimizer see.
+        reduction: averages the gradients.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The unsharded gradient of a flat parameter: collected leaf by leaf, completed, handed to a reduction, used again."""
+"""The unsharded gradient of a flat parameter: collected leaf by leaf, completed, passed to a reduction, and reused."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from minifsdp.layout import Layout
 
 
 class Gradient:
-    """A buffer [P] that is there from `begin` until its reduction has read it.
+    """A buffer [P] that exists from `begin` until its reduction has read it.
 
     Attributes:
         full: the buffer; None while nothing has been collected.
-        missing: the parameters, by index, of which nothing has been.
+        missing: the parameters, by index, whose gradients have not been collected.
 
     Args:
-        layout: of the buffer.
+        layout: layout of the buffer.
         on: device of the buffer.
     """
 

@@ -1,13 +1,13 @@
-"""CPU offload: shards, gradients and so the optimizer live in host memory; the device sees whole units only.
+"""CPU offload: shards, gradients and the optimizer's state are in host memory; the device sees only whole units.
 
     host    shard ............................ shard.grad -> optimizer
               | to the device                      ^ to the host
     device  full -> compute -> gradient -> mean ----
 
-Copies are queued on the device, and the host runs on: it waits only before it reads what a copy writes, or writes what
-a copy reads. On CPU both memories are one; the copies are made all the same, so that what is on the device can be
-counted. (torch's `CPUOffload` overwrites the gradient on the host, so that accumulating outside `no_sync` goes wrong
-there.)
+Copies are queued on the device, and the host continues. It waits only before it reads the target of a copy or writes to
+the source of one. On CPU both memories are the same, but the copies are made nevertheless, so that bytes on the device
+can be counted. (torch's `CPUOffload` overwrites the gradient on the host, so accumulation outside `no_sync` gives wrong
+gradients there.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minifsdp import device
 
 
 class HostCopies:
-    """The copies of one unit between host and device that are under way.
+    """The copies of one unit between host and device that are in progress.
 
     Args:
         on: the device.

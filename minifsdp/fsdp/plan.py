@@ -23,16 +23,16 @@ from minifsdp.comm import Group
 
 @dataclass(frozen=True)
 class Plan:
-    """Data that a unit follows.
+    """The ranks, dtypes and memory of a unit.
 
     Attributes:
         inside: the ranks that hold one copy of the unit together; None: each rank holds all of it.
-        across: the ranks that hold the same shard; None: there is one of each. Not None if `inside` is.
-        compute: dtype of the gathered parameters; None: the shard's.
+        across: the ranks that hold the same shard; None: each shard exists once. It is not None if `inside` is None.
+        compute: dtype of the gathered parameters; None: the dtype of the shard.
         reduce: dtype of the gradients that are reduced; None: `compute`.
-        keep_low: leave the shard's gradient in `reduce`.
-        offload: shard and gradient are in host memory, whatever device computes.
-        pin: that memory is pinned where the device is CUDA, so that copies run beside the computation.
+        keep_low: leave the shard's gradient in the dtype `reduce`.
+        offload: keep shard and gradient in host memory, on any device.
+        pin: pin this memory if the device is CUDA, so that copies run concurrently with the computation.
     """
 
     inside: Group | None

@@ -1,8 +1,8 @@
-"""The mean of all ranks' gradients, as a plan spreads it over them.
+"""The mean of all ranks' gradients, distributed over the ranks according to a plan.
 
     gradient [P] --reduce-scatter inside--> [P / N] --all-reduce across--> mean [P / N]
 
-Without `across` the first arrow is all. Without `inside` the second is, on the gradient itself.
+Without `across` there is only the first step. Without `inside` there is only the second, on the gradient itself.
 """
 
 from __future__ import annotations

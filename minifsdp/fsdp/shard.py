@@ -3,11 +3,11 @@
     shards = shard(model, lambda module: isinstance(module, Block), group)
     optimizer = torch.optim.AdamW(shards)
 
-See it first and read it last: each name in it is a lesson of its own. `FullyShardedDataParallel` (torch_api/api.py) is
-the same with torch's arguments: a wrapper instead of the hooks, other strategies, mixed precision, offload, deferred
-initialization, state dicts, and on CPU another schedule (schedules/host.py). Ranks, dtypes and memory of a unit are in
-its `Plan`; whether it is freed after forward, and how far ahead it is gathered, are arguments of `FlatUnit` and of the
-schedule.
+Look at it first and read it last, because each name in it is the subject of a lesson. `FullyShardedDataParallel`
+(torch_api/api.py) is the same with torch's arguments: a wrapper instead of the hooks, other strategies, mixed
+precision, offload, deferred initialization, state dicts, and a different schedule on CPU (schedules/host.py). A unit's
+`Plan` contains its ranks, dtypes and memory. An argument of `FlatUnit` determines whether the unit is freed after
+forward, and an argument of the schedule, how far ahead it is gathered.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def shard(
     """Shard the parameters of `model` over `group`: a unit for each module that `is_unit`, and one for the rest.
 
     The model is changed in place and called as before; its parameters are whole only inside the forward and backward
-    of their unit. All ranks of the group call this with one model, and run its units in one order.
+    of their unit. All ranks of the group call this function with the same model, and run its units in the same order.
 
     Args:
-        model: the same on all ranks, values included; the parameters of a unit are of one dtype and on one device.
-        is_unit: asked of each module inside `model`.
+        model: the same on all ranks, including its values; the parameters of a unit have one dtype and one device.
+        is_unit: called with each module inside `model`.
         group: the ranks, N.
-        schedule: makes what decides when units gather, free and reduce.
+        schedule: creates the schedule, which decides when units gather, free and reduce.
 
     Returns:
-        the optimizer's parameters: of each unit its shard, 1-D, 1/N of its elements and padding.
+        the optimizer's parameters: the shard of each unit, 1-D, with 1/N of its elements and padding.
 
     Raises:
         ValueError: parameters of a unit do not fit into one buffer, or one is used in two units.
@@ -61,7 +61,7 @@ def shard(
 
 
 def cut(model: nn.Module, is_unit: Callable[[nn.Module], bool]) -> Iterator[tuple[str, nn.Module, ParamPlaces]]:
-    """The modules that become units, outermost first, with their names and the parameters that no inner unit has."""
+    """The modules that become units, outermost first, with their names and the parameters that are in no inner unit."""
     taken: ParamPlaces = {}
     for name, module in model.named_modules():
         if module is model or is_unit(module):
@@ -76,7 +76,7 @@ def cut(model: nn.Module, is_unit: Callable[[nn.Module], bool]) -> Iterator[tupl
 
 
 def hook_forward(module: nn.Module, unit: FlatUnit, engine: Engine) -> None:
-    """Let the engine know when the module is called, and when it returns."""
+    """Notify the engine when the module is called and when it returns."""
     modules = [*module.modules()]
     module.register_forward_pre_hook(lambda _, *inputs: engine.before(unit, inputs), with_kwargs=True)
     module.register_forward_hook(lambda _, inputs, output: engine.after(unit, output, modules))

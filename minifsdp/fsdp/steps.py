@@ -1,7 +1,7 @@
 """The number of optimizer steps on this rank, which is the same on all ranks.
 
-A parameter's version tells that it was written to, but not on every rank: an optimizer leaves one alone of which this
-rank has no gradient.
+A parameter's version shows that it was written to, but not on every rank: an optimizer does not change a parameter for
+which this rank has no gradient.
 """
 
 from __future__ import annotations

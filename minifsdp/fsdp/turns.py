@@ -3,17 +3,16 @@
     forward     root(  a(  )a  b(  c(  )c  )b  )root      u(  unit u is called      )u  it returns
     backward    )root  )b  )c  c(  b(  )a  a(  root(      )u  gather                u(  free and reduce
 
-A collective needs every rank, in one order. Which parameters of a unit get a gradient may depend on a rank's data
-(experts, heads of tasks), and so then does the moment at which the last of them has it. All ranks have one thing
-in common: the order in which they have called the units. So autograd decides only *when* a turn is taken, the forward
-decides *after which others*:
+A collective needs all ranks, in the same order. The parameters of a unit that get a gradient may depend on a rank's
+data (experts, heads of tasks), and so may the moment at which the last gradient is complete. But all ranks call the
+units in the same order. So autograd only decides *when* a turn is taken; the forward decides *in which order*:
 
-- a unit ends when all of its gradients are there and its turn has come;
+- a unit ends when all of its gradients are complete and its turn has come;
 - when a gradient reaches a unit, all turns before it are taken. Autograd runs the nodes of a graph in the reverse order
-  of their creation (torch/csrc/autograd/engine.cpp, `CompareNodeTaskTime`), so nothing is still to come for those
-  units: this rank uses only some of their parameters, or none.
+  of their creation (torch/csrc/autograd/engine.cpp, `CompareNodeTaskTime`), so no further gradients will arrive for
+  those units: this rank uses only some of their parameters, or none.
 
-In torch's FSDP1 the same order follows from the split of the flat parameter, one autograd node per unit and forward.
+In torch's FSDP1, the same order follows from splitting the flat parameter, one autograd node per unit and forward.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ class UnitPass:
     """One unit in a step: its forward and its backward so far.
 
     Attributes:
-        given: the inputs of the call under way.
-        nodes: how many autograd nodes there were when it began.
-        trained: leaves that want a gradient in this step.
+        given: the inputs of the current call.
+        nodes: the number of autograd nodes when the call began.
+        trained: leaves that need a gradient in this step.
         hooked: leaves with a hook on their gradient.
         passed: handles of hooks on leaves among the unit's outputs, which outlive the step.
         missing: leaves without a gradient in this backward so far.
-        calls: calls of a unit with frozen leaves whose inputs' gradients are still to come.
-        unreached: calls whose outputs' gradients are still to come.
-        in_backward: between the two turns.
-        ended: both turns of this backward are over.
-        owes: a backward has come to it since its last reduction.
+        calls: calls of a unit with frozen leaves whose inputs have not received their gradients yet.
+        unreached: calls whose outputs have not received their gradients yet.
+        in_backward: True between the two turns.
+        ended: True if both turns of this backward are over.
+        owes: True if a backward has reached the unit since its last reduction.
     """
 
     def __init__(self, unit: Unit) -> None:
@@ -76,19 +75,19 @@ class UnitPass:
 
 
 class Turns:
-    """The turns of a forward, and those taken in the backward under way.
+    """The turns of a forward, and those taken in the current backward.
 
     Args:
         begin: gathers a unit; marks it as `in_backward`.
         end: frees and reduces a unit; marks it as `ended`.
 
     Attributes:
-        calls: first calls (False) and last returns (True) of units, as they came.
-        expected: units whose turns are taken on every rank: those to train, if called with grad, and frozen ones that
-            gradients may pass through.
-        forward: `calls`, for the backward under way.
-        places: where in `forward` a unit's call and its return stand.
-        left: turns of `forward` that the backward has not come to.
+        calls: first calls (False) and last returns (True) of units, in order.
+        expected: units whose turns are taken on every rank: trainable units that are called with grad, and frozen units
+            through which gradients may pass.
+        forward: `calls`, for the current backward.
+        places: the positions of a unit's call and return in `forward`.
+        left: turns of `forward` that the backward has not reached.
     """
 
     def __init__(self, begin: Callable[[UnitPass], None], end: Callable[[UnitPass], None]) -> None:
@@ -183,11 +182,11 @@ class Turns:
 class StepTurns:
     """The turns of a step: those of its forward, and those of the reentrant checkpoint that is being recomputed.
 
-    Such a checkpoint runs a forward and a backward of its own inside the backward, and the units in it have run
-    without grad before. One that is not reentrant recomputes only activations.
+    A reentrant checkpoint runs a separate forward and backward inside the backward, and its units have run without grad
+    before. A checkpoint that is not reentrant recomputes only activations.
 
     Args:
-        begin, end: as for `Turns`.
+        begin, end: see `Turns`.
     """
 
     def __init__(self, begin: Callable[[UnitPass], None], end: Callable[[UnitPass], None]) -> None:

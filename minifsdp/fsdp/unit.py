@@ -1,13 +1,13 @@
 """A unit: parameters that are gathered, freed and reduced together.
 
-A unit knows *how*: a handful of verbs and the state between them. *When* is the schedule's business.
+A unit implements a handful of operations and the state between them. The schedule decides when they run.
 
     SHARDED --start_gather--> GATHERING --wait_gather--> UNSHARDED --free--> SHARDED
     take_gradient, for each leaf --> start_reduce --> wait_reduce --> the shards' `.grad`
 
-Autograd sees the *leaves*: one Parameter per original parameter, the same object for the life of the model, a view of
-memory that is there only while the unit is unsharded. Leaves sit in their module's `__dict__`, not among its
-parameters, so that an optimizer sees the shards and nothing else.
+Autograd sees the *leaves*: one Parameter per original parameter. It is the same object for the life of the model, and a
+view of memory that is allocated only while the unit is unsharded. Leaves are in their module's `__dict__`, not among
+its parameters, so that an optimizer sees only the shards.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class Unit(ABC):
     """Base of all kinds of unit.
 
     Attributes:
-        name: what plots call it.
-        label: its collectives' subject, of which `title` is the first half.
+        name: its name in plots.
+        label: the subject of its collectives, which begins with `title`.
         leaves: the Parameters that the computation uses, whole while the unit is UNSHARDED.
-        trained: which of them want a gradient.
-        view: what modules and the optimizer see.
+        trained: the leaves that need a gradient.
+        view: the tensors that modules and the optimizer see.
         shards: the Parameters that the optimizer updates, 1/N of the leaves' elements.
-        device: where the computation runs.
+        device: the device of the computation.
         reshard_after_forward: free the leaves after forward and gather them again for backward.
-        reduces: the next backward reduces the gradients; if not, they stay unsharded for later ones to add to.
+        reduces: the next backward reduces the gradients; otherwise they stay unsharded, and later ones add to them.
         reshard_after_backward: free the leaves after backward. None: yes, unless `reshard_after_forward` and `reduces`
-            are False, and more micro-batches are to come. What stays whole is not gathered again until it is stale.
-        lingers: keep the memory and its values when it is freed: a backward that nothing announces may read them.
-        is_root: set for the outermost unit, which stays whole from its forward to the end of its backward.
+            are False and more micro-batches follow. A unit that stays whole is not gathered again until it is stale.
+        lingers: keep the memory and its values when the unit is freed, because a backward may read them without notice.
+        is_root: True for the outermost unit, which stays whole from its forward to the end of its backward.
     """
 
     leaves: list[nn.Parameter]
@@ -217,7 +217,7 @@ class Unit(ABC):
 
 @contextmanager
 def reducing(units: Iterable[Unit], value: bool) -> Iterator[None]:
-    """Let the backwards inside the `with` reduce the gradients of `units`, or leave it to a later one."""
+    """Let backward passes inside the `with` reduce the gradients of `units`, or leave this to a later one."""
     before = [(unit, unit.reduces) for unit in units]
     try:
         for unit, _ in before:

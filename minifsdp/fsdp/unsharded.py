@@ -1,4 +1,4 @@
-"""The memory that a gather fills and the computation reads: the flat parameter's own, if the dtypes agree."""
+"""The memory that a gather fills and the computation reads; if the dtypes agree, it is the flat parameter's own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class Unsharded:
 
     Attributes:
         full: the buffer.
-        target: the same memory with a version counter of its own: to gather is not to modify what autograd has saved.
+        target: the same memory with a separate version counter, so that a gather does not count as a change of tensors
+            that autograd has saved.
         views: the parameters, in their shapes.
-        is_shard: the shard is the whole, and `full` its memory: there is nothing to gather, and nothing to free.
+        is_shard: the shard is the whole parameter and `full` its memory, so nothing is gathered or freed.
     """
 
     def __init__(self, flat: FlatParameter, plan: Plan, on: torch.device) -> None:

@@ -23,10 +23,10 @@ from minifsdp.private import hooks_of, post_hooks_of, version_of
 
 
 class View:
-    """Leaves for modules, which come and go; a shard of each for the optimizer.
+    """Leaves for modules, which are present only at times, and a shard of each for the optimizer.
 
     Attributes:
-        places: where each parameter is used; a tied one in several places.
+        places: the places where each parameter is used; a tied parameter has several.
         shards: the Parameters that the optimizer updates.
     """
 
@@ -88,8 +88,8 @@ class FlatView(View):
     """The flat shard for the optimizer.
 
     Attributes:
-        is_exposed: modules have whole parameters at present, outside forward and backward.
-        stays: leaves do not go: they are views of the shard, which is the whole.
+        is_exposed: modules currently have whole parameters, outside forward and backward.
+        stays: leaves are always present, because they are views of the shard, which is the whole parameter.
     """
 
     def __init__(self, flat: FlatParameter) -> None:

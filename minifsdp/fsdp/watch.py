@@ -1,4 +1,4 @@
-"""Autograd's hooks on what goes into a module and on what comes out of it."""
+"""Autograd hooks on the inputs and outputs of a module."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from minifsdp.tree import tensors_in
 
 
 def made_here(output: Any, inputs: Any, nodes: int) -> list[Tensor]:
-    """The outputs that require grad, but for inputs that are passed on: they tell of the backward of another module.
+    """The outputs that require grad, except for inputs that are passed on: their gradients belong to another module.
 
     Args:
-        output: of a call.
-        inputs: of the same.
-        nodes: the number of autograd nodes when it began.
+        output: the output of a call.
+        inputs: the inputs of that call.
+        nodes: the number of autograd nodes when the call began.
     """
 
     def is_passed_on(output: Tensor) -> bool:
@@ -34,10 +34,10 @@ _PLAIN = frozenset([bool, int, float, str, tuple, dict, nn.Parameter, *map(type,
 
 
 def left_on(modules: Iterable[nn.Module], nodes: int) -> list[Tensor]:
-    """Tensors that a call has left on its modules: an auxiliary loss of experts, say, as an attribute or in a list.
+    """Tensors that a call has stored on its modules, such as an auxiliary loss of experts in an attribute or a list.
 
     Args:
-        modules: whose attributes to look at.
+        modules: the modules whose attributes are examined.
         nodes: the number of autograd nodes when the call began.
     """
 
@@ -60,10 +60,10 @@ def left_on(modules: Iterable[nn.Module], nodes: int) -> list[Tensor]:
 def before_backward_of(
     outputs: Iterable[Tensor], hook: Callable[[Any], None], base_hook: Callable[[Any], None]
 ) -> list[Any]:
-    """Call `hook` when a gradient comes to one of these outputs, all of which require grad, and again at the next.
+    """Call `hook` each time a gradient reaches one of these outputs, all of which require grad.
 
-    Whoever changes a view in place gives it another `grad_fn`, and keeps that of its base: `base_hook` stands there. It
-    is called also where the base is an input, and the output a view of it.
+    An in-place change of a view replaces the view's `grad_fn`, but not that of its base, so `base_hook` is attached to
+    the base. It is also called if the base is an input of which the output is a view.
 
     Returns:
         Handles of the hooks that outlive the graph: those on leaves that the module has passed on.
@@ -81,7 +81,7 @@ def before_backward_of(
 
 
 def after_backward_to(inputs: Iterable[Tensor], hook: Callable[[], None]) -> bool:
-    """Call `hook` once all those of the inputs that get a gradient have it. Returns whether one may."""
+    """Call `hook` once all inputs that get a gradient have it. Returns True if any input may get one."""
     watched = [t for t in inputs if t.requires_grad]
     if watched:
         register_multi_grad_hook(watched, lambda gradients: hook())

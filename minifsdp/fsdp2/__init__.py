@@ -1,4 +1,4 @@
-"""FSDP2: parameters sharded one by one, which stay in their modules under their names."""
+"""FSDP2: individually sharded parameters, which stay in their modules under their names."""
 
 from minifsdp.fsdp2.api import CPUOffloadPolicy as CPUOffloadPolicy
 from minifsdp.fsdp2.api import MixedPrecisionPolicy as MixedPrecisionPolicy

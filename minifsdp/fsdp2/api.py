@@ -15,12 +15,12 @@ from minifsdp import comm, process_groups
 from minifsdp.device import compute_device
 from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.plan import Plan
-from minifsdp.fsdp.torch_api.eager import stay_out_of_graphs
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut
 from minifsdp.fsdp2.hooks import State, has_state
 from minifsdp.fsdp2.module import FSDPModule
 from minifsdp.fsdp2.unit import ParamUnit
+from minifsdp.uncompiled import stay_out_of_graphs
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class MixedPrecisionPolicy:
     """Dtypes of one `fully_shard`.
 
     Attributes:
-        param_dtype: of gathers and computation; None: the parameters' own.
-        reduce_dtype: of reductions, and of gradients that add up without them; None: `param_dtype`.
-        output_dtype: floating-point outputs of forward are cast to it; None: they are not.
+        param_dtype: dtype of gathers and computation; None: the parameters' own dtype.
+        reduce_dtype: dtype of reductions, and of gradients accumulated without reduction; None: `param_dtype`.
+        output_dtype: dtype to which floating-point outputs of forward are cast; None: no cast.
         cast_forward_inputs: cast floating-point inputs of forward to `param_dtype`.
     """
 
@@ -47,10 +47,10 @@ class OffloadPolicy:
 
 @dataclass
 class CPUOffloadPolicy(OffloadPolicy):
-    """They stay in host memory.
+    """Sharded parameters, gradients and optimizer state stay in host memory.
 
     Attributes:
-        pin_memory: in pinned memory, which copies of the device need to run beside the computation.
+        pin_memory: use pinned memory, which is needed for copies to run concurrently with the computation.
     """
 
     pin_memory: bool = True
@@ -72,32 +72,31 @@ def fully_shard(
     offload_policy: Any = ON_DEVICE,
     ignored_params: Collection[nn.Parameter] | None = None,
 ) -> Any:
-    """Shard the parameters of `module` that no earlier call has taken, as one unit: call it from the inside out.
+    """Shard the parameters of `module` that no earlier call has taken, as one unit; call it for inner modules first.
 
     Args:
         module: a module, or a list of modules that are gathered together.
-        mesh: 1-D to shard over; 2-D with named dimensions to replicate over the first and shard over the second;
-            default: all ranks.
-        reshard_after_forward: free parameters after forward; an integer k: keep a part of them on each of k ranks,
-            among which backward gathers; 1: keep them whole; None: True, but for the outermost module.
-        shard_placement_fn: for a parameter the `Shard(dim)` to place it by; None, or if it returns None: `Shard(0)`.
-        mp_policy: dtypes, a `MixedPrecisionPolicy`, ours or torch's.
-        offload_policy: where sharded parameters are, an `OffloadPolicy` or `CPUOffloadPolicy`, ours or torch's.
-        ignored_params: parameters to leave alone.
+        mesh: a 1-D mesh to shard over, or a 2-D mesh with named dimensions to replicate over the first and shard over
+            the second; default: all ranks.
+        reshard_after_forward: free parameters after forward. An integer k: keep a part of them on each of k ranks,
+            among which backward gathers; 1: keep them whole. None: True, except for the outermost module.
+        shard_placement_fn: returns the `Shard(dim)` for a parameter; None, or if it returns None: `Shard(0)`.
+        mp_policy: the dtypes, as a `MixedPrecisionPolicy`, ours or torch's.
+        offload_policy: the location of sharded parameters, as an `OffloadPolicy` or `CPUOffloadPolicy`, ours or
+            torch's.
+        ignored_params: parameters that are not sharded.
 
     Returns:
-        `module`, whose class is an `FSDPModule` now, too.
+        `module`, whose class is now also an `FSDPModule`.
 
     Raises:
-        ValueError: a module was sharded before or has no forward; a parameter is a scalar; the mesh has 3 dimensions.
-        NotImplementedError: a parameter is not contiguous, or is cut unevenly along another dimension than 0.
+        ValueError: a module was sharded before or has no forward; a parameter is a scalar; or the mesh has 3
+            dimensions.
+        NotImplementedError: a parameter is not contiguous, or is split unevenly along a dimension other than 0.
     """
     stay_out_of_graphs()
     modules: list[nn.Module] = list(module) if isinstance(module, list | tuple) else [module]
-    if not modules:
-        raise ValueError("fully_shard of an empty list: give it a module, or several")
-    for each in modules:
-        _check(each)
+    _check(modules)
     group = comm.world()
     params = _params_of(modules, ignored_params or ())
     device = compute_device(None, params, group)
@@ -126,11 +125,15 @@ def fully_shard(
     return module
 
 
-def _check(module: Any) -> None:
-    if isinstance(module, nn.ModuleList | nn.ModuleDict):
-        raise ValueError(f"fully_shard does not support containers that do not implement forward: {module}")
-    if has_state(module):
-        raise ValueError(f"fully_shard was applied to this {type(module).__name__} before: apply it once to a module")
+def _check(modules: Sequence[Any]) -> None:
+    if not modules:
+        raise ValueError("fully_shard of an empty list: give it a module, or several")
+    for module in modules:
+        if isinstance(module, nn.ModuleList | nn.ModuleDict):
+            raise ValueError(f"fully_shard does not support containers that do not implement forward: {module}")
+        if has_state(module):
+            name = type(module).__name__
+            raise ValueError(f"fully_shard was applied to this {name} before: apply it once to a module")
 
 
 def _check_mesh(mesh: Any) -> None:

@@ -1,13 +1,13 @@
-"""Parameters cut one by one, and the buffer in which their pieces travel together.
+"""Individually sharded parameters, and the buffer in which their pieces are sent together.
 
     w [5, d], b [4] on 2 ranks        gathered [N, S]                      whole [N * S]
     rank 0   w 0-2 | b 0-1            w 0-2      | b 0-1 | gap             w 0-2 w 3-4 pad | b 0-1 b 2-3 | gap
     rank 1   w 3-4 | b 2-3            w 3-4, pad | b 2-3 | gap
 
-A collective needs *rank order*: row r holds what rank r has of every parameter. A computation needs *parameter order*:
-each parameter's pieces together. One is a transposition of the other. Sharding parameter by parameter pays for it with
-a copy before each collective and one after; a flat parameter has views instead (layout.py), and pieces that begin and
-end anywhere (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+A collective needs *rank order*: row r holds rank r's pieces of all parameters. A computation needs *parameter order*,
+in which the pieces of each parameter are contiguous. One order is a transposition of the other. Sharding parameters
+individually therefore costs a copy before each collective and another after it. A flat parameter has views instead
+(layout.py), and pieces that begin and end anywhere (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ALIGNMENT = 16  # bytes: where a rank's share is no multiple of it, NCCL falls b
 
 @dataclass(frozen=True)
 class Cut:
-    """How one parameter is cut over N ranks along a dimension: as by `torch.chunk`, the last ranks' pieces padded.
+    """The division of one parameter among N ranks along a dimension, as by `torch.chunk`, with padded last pieces.
 
     Attributes:
-        shape: of the whole parameter.
-        dim: the dimension that is cut; any but 0 has to divide evenly.
+        shape: shape of the whole parameter.
+        dim: the dimension that is divided; any dimension but 0 has to be divisible by N.
         ranks: N.
     """
 
@@ -78,12 +78,13 @@ class Cut:
 class Rows:
     """Buffers [N * S] in rank order.
 
-    Parameters of several dtypes travel as bytes, those of wide dtypes first, so that each begins where its dtype may.
+    Parameters of several dtypes are sent as bytes, those of wide dtypes first, so that each begins at a multiple of its
+    element size.
 
     Attributes:
-        cuts, dtypes: of each parameter.
-        dtype: of the buffers.
-        sizes: elements of a buffer for each in a row, and for the gap that makes a row a multiple of 16 bytes.
+        cuts, dtypes: the division and the dtype of each parameter.
+        dtype: dtype of the buffers.
+        sizes: number of elements in a row for each parameter, and for the gap that makes a row a multiple of 16 bytes.
         row: their sum, S.
         numel: N * S.
     """

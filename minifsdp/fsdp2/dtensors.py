@@ -1,7 +1,7 @@
-"""Sharded parameters as torch's DTensors: made, taken apart, and cut once more if tensor parallelism has cut them.
+"""Sharded parameters as torch's DTensors, including those that tensor parallelism has already sharded.
 
-Optimizers, state dicts, checkpoints and clipping work on DTensors by themselves, because each knows its whole shape,
-its mesh and its placement.
+Optimizers, state dicts, checkpoints and clipping work with DTensors without further code, because each DTensor knows
+its whole shape, its mesh and its placement.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ def on(device: torch.device, local: Tensor) -> Tensor:
 
 
 def spec_of(p: Tensor) -> Any:
-    """How a tensor-parallel style has placed a parameter already; None if it has not."""
+    """The placement that a tensor-parallel style has already given a parameter; None if there is none."""
     return private.spec_of(p) if isinstance(p, DTensor) else None
 
 
 def whole_like(whole: Tensor, spec: Any) -> Tensor:
-    """A tensor that is whole for the data-parallel ranks, as a tensor-parallel style has placed it (`spec_of`)."""
+    """A tensor that is whole for the data-parallel ranks, placed as by a tensor-parallel style (`spec_of`)."""
     return whole if spec is None else private.with_spec(whole, spec)
 
 
 def as_placed(gradient: Tensor, spec: Any, label: Label | None = None) -> Tensor:
     """The local part of a gradient, in its parameter's placement over the tensor-parallel ranks.
 
-    Where each of them has a summand, as with sequence parallelism, the collective that sums them has this label.
+    If each of these ranks has a partial sum, as with sequence parallelism, the collective that adds them up has this
+    label.
     """
     if spec is None:
         return gradient
@@ -56,7 +57,7 @@ def as_placed(gradient: Tensor, spec: Any, label: Label | None = None) -> Tensor
 
 
 def shard(p: nn.Parameter, cut: Cut, mesh: DeviceMesh, rank: int, to: torch.device) -> nn.Parameter:
-    """The parameter as a DTensor that is cut over the last dimension of `mesh`, and replicated over one before it."""
+    """The parameter as a DTensor that is sharded over the last dimension of `mesh`, and replicated over any other."""
     spec = spec_of(p)
     values = local_of(p.detach())
     if values.device.type != "meta":
@@ -75,7 +76,7 @@ def shard(p: nn.Parameter, cut: Cut, mesh: DeviceMesh, rank: int, to: torch.devi
 
 
 def pin(sharded: Tensor) -> None:
-    """Let this rank's part, which is in host memory, be in pinned memory, if it is not on meta still."""
+    """Move this rank's part, which is in host memory, to pinned memory, unless it is still on meta."""
     local = local_of(sharded)
     if local.numel() and local.device.type == "cpu" and not local.is_pinned():
         private.put_local(sharded, local.pin_memory())
@@ -87,10 +88,10 @@ def default_mesh(device: torch.device, group: Group) -> DeviceMesh:
 
 
 def dim_of(placement: Any, p: nn.Parameter, name: str) -> int:
-    """The dimension that a placement function wants cut: 0, if it returns None.
+    """The dimension that a placement function chooses; 0 if it returns None.
 
     Raises:
-        ValueError: it returns something else than a `Shard`, or a dimension that the parameter lacks.
+        ValueError: it returns something other than a `Shard`, or a dimension that the parameter lacks.
     """
     if placement is None:
         return 0

@@ -1,11 +1,11 @@
-"""Parameters that say themselves what is gathered of them: their values in fewer bits, say, and a scale.
+"""Parameters that decide what is gathered, for example their values in fewer bits and a scale.
 
     local --fsdp_pre_all_gather--> inputs, metadata            tensors of any dtype, of equal sizes on all ranks
     inputs of all parameters --all-gather--> outputs           one memory [N * numel] for each input
-    outputs, metadata --fsdp_post_all_gather--> leaf           made in the first gather, written to in later ones
+    outputs, metadata --fsdp_post_all_gather--> leaf           created in the first gather, written to in later ones
 
-The two methods are those of the local tensor, of its class or its own. A parameter without them sends its piece, and
-its output is the leaf (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, "[Note: FSDP tensors]").
+The local tensor has the two methods, from its class or as attributes. A parameter without them sends its piece, and its
+output is the leaf (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, "[Note: FSDP tensors]").
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def extends(shard: Tensor) -> bool:
     """True if the local part of a parameter has the two methods.
 
     Raises:
-        AssertionError: it has one of them.
+        AssertionError: it has only one of them.
     """
     local = dtensors.local_of(shard)
     has = {name: hasattr(local, name) for name in ("fsdp_pre_all_gather", "fsdp_post_all_gather")}
@@ -45,19 +45,19 @@ def extends(shard: Tensor) -> bool:
 
 
 class Extended:
-    """What `Unsharded` is (unsharded.py), for a group in which a parameter extends the gather.
+    """The counterpart of `Unsharded` (unsharded.py) for a group in which a parameter extends the gather.
 
     Args:
-        cuts: of the parameters over the ranks of `group`.
-        inner: for each how tensor parallelism has placed it, or None.
-        dtypes: of each in the computation.
+        cuts: division of the parameters among the ranks of `group`.
+        inner: for each parameter its placement by tensor parallelism, or None.
+        dtypes: dtype of each parameter in the computation.
         group: the ranks, N.
         on: device of the computation.
-        extended: which parameters have the two methods.
-        asked: for each parameter what `fsdp_pre_all_gather` is called with, or the first of it.
+        extended: the parameters that have the two methods.
+        asked: for each parameter the arguments of `fsdp_pre_all_gather`, or the first of them.
 
     Attributes:
-        views: the whole parameters; of one that extends the gather a placeholder on meta, until it is there.
+        views: the whole parameters; for one that extends the gather, a placeholder on meta until it is gathered.
     """
 
     def __init__(
@@ -191,11 +191,11 @@ class Extended:
 
 
 def unsharded_of(unit: ParamUnit, dtypes: Sequence[torch.dtype]) -> Unsharded | Extended:
-    """The memory of a unit's whole parameters, which are computed with in these dtypes.
+    """The memory of a unit's whole parameters, which have these dtypes in the computation.
 
     Raises:
         AssertionError: see `extends`.
-        NotImplementedError: a parameter extends the gather, and backward was to gather among fewer ranks.
+        NotImplementedError: a parameter extends the gather, and backward is to gather among fewer ranks.
     """
     extended = [extends(p) for p in unit.shards]
     if not any(extended):
@@ -217,7 +217,7 @@ def _strides(shape: torch.Size) -> tuple[int, ...]:
 
 
 def renewed(leaf: nn.Parameter, whole: Tensor) -> nn.Parameter:
-    """A leaf of these values that is trained, and has the hooks, as `leaf`."""
+    """A leaf with these values, and with `requires_grad` and the hooks of `leaf`."""
     hooks = private.post_hooks_of(leaf).values()
     new = nn.Parameter(whole, leaf.requires_grad or bool(hooks))
     for hook in hooks:

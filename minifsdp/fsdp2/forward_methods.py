@@ -12,7 +12,7 @@ from minifsdp.fsdp2.hooks import has_state, state_of
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """Let a method gather and free as forward does; nothing is done for a module that is not sharded.
+    """Let a method gather and free as forward does; this has no effect on a module that is not sharded.
 
     Raises:
         ValueError: there is no such method.

@@ -2,8 +2,8 @@
 
     pieces --cast, copy--> my row of gathered [N, S] --all-gather--> gathered --transpose--> whole [N * S]
 
-The gather works in place: a rank's row is where its pieces are packed. The copy in and the collective are queued where
-gathers are, the copy out where the computation is, and the gathered buffer is given back after it.
+The gather works in place: a rank's pieces are packed into its own row. The copy in and the collective are queued on the
+stream for gathers, the copy out on that of the computation, and the gathered buffer is released after the copy out.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class Gather:
     """One way to fill the memory of a unit's whole parameters.
 
     Args:
-        cuts: of the parameters over the ranks of `group`.
+        cuts: division of the parameters among the ranks of `group`.
         group: the ranks, N.
-        memories: of each parameter, at least N * size elements of it, as a buffer of these parameters has them.
-        dtypes: of each in the computation.
+        memories: for each parameter, memory for at least N * size elements, as in a buffer of these parameters.
+        dtypes: dtype of each parameter in the computation.
         on: device of the buffers.
 
     Attributes:
         gathered: the buffer [N * S] in rank order, freed at first.
-        keeper: what becomes of it after the copy out.
-        custom: the user's all-gather (custom.py); None: that of comm.py.
+        keeper: releases it after the copy out.
+        custom: the user's all-gather (custom.py); None: the all-gather of comm.py.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Gradients of a unit's parameters, held as autograd has made them, and packed once they are all there.
+"""Gradients of a unit's parameters, kept as autograd has computed them, and packed once all of them are complete.
 
     leaf.grad, leaf.grad, ... --chunk, pad, concatenate--> gradient [N, S'] --reduce-scatter--> mean [S']
 
-Row r is what rank r keeps: of each parameter that is trained the piece that `torch.chunk` would give it. Frozen ones
-have no column, so they cost no memory here and no bytes on the link.
+Row r consists of the pieces that rank r keeps, one for each trainable parameter, divided as by `torch.chunk`. Frozen
+parameters have no column, so they cost no memory here and no bytes on the link.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from minifsdp.fsdp2.cut import Cut, Rows
 
 
 class Gradients:
-    """What backward has made so far.
+    """The gradients that backward has computed so far.
 
     Args:
-        cuts: of all parameters, by index.
+        cuts: division of all parameters, by index.
         on: device of the gradients.
     """
 

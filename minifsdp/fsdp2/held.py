@@ -1,10 +1,10 @@
-"""Buffers that one stream allocates and another reads last: two ways to give them back.
+"""Buffers that one stream allocates and another reads last: two ways to release them.
 
-The caching allocator hands a freed block to the next request on the stream that allocated it. `record_stream` makes it
-wait for the reader, by an event that it looks at when it is next asked for memory: a host that runs ahead finds the
-block still taken, takes new memory, and needs a limiter (fsdp/schedules/rate_limit.py). The other way is to keep a
-reference until the owning stream has been told to wait for the reader, and to free the buffer then. What that stream
-is given next comes later in its queue, so the block serves again at once, however far the host is ahead
+The caching allocator gives a freed block to the next request on the stream that allocated it. With `record_stream`, it
+first waits for the reader, by means of an event that it checks at the next request for memory. A host that runs ahead
+finds the block still in use, takes new memory, and needs a limiter (fsdp/schedules/rate_limit.py). The other way is to
+keep a reference until the owning stream waits for the reader, and to free the buffer then. The next work on that stream
+comes later in its queue, so the block can be reused at once, however far the host is ahead
 (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, `AllGatherState` and `ReduceScatterState`).
 """
 

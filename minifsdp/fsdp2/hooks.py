@@ -1,7 +1,7 @@
-"""From the hooks of modules that stay what they are to the engine's events.
+"""Hooks of unwrapped modules, translated to the engine's events.
 
 A group of parameters is gathered before the first forward of its modules and freed after the last. The root is the
-outermost module, which is known when the first forward runs: then units, schedule and engine are put together
+outermost module. It is known when the first forward runs, and units, schedule and engine are put together then
 (torch/distributed/fsdp/_fully_shard/_fsdp_state.py, `FSDPState`).
 """
 
@@ -31,20 +31,21 @@ class State:
     """One call of `fully_shard`: some modules, and a unit if they have parameters that no inner call has taken.
 
     Attributes:
-        unit: of their parameters; None if there are none.
-        engine: of the whole tree; None until it runs first.
-        root: of the whole tree; None until it runs first.
-        make_schedule: for the tree under this one; None: `ListedPrefetch`, and `ListedHost` where the host computes.
-        keeper: what becomes of buffers in the tree under this one that another stream reads last.
-        reductions: how many may be under way in the tree, at least.
-        forward_list, backward_list: which groups to gather before this one computes; None: as the order says.
+        unit: the unit of their parameters; None if there are none.
+        engine: the engine of the whole tree; None until its first run.
+        root: the root of the whole tree; None until its first run.
+        make_schedule: creates the schedule of the tree under this state; None: `ListedPrefetch`, or `ListedHost` if the
+            host computes.
+        keeper: releases buffers in the tree under this state that another stream reads last.
+        reductions: the smallest limit for the number of reductions in progress in the tree.
+        forward_list, backward_list: the groups to gather before this one is computed; None: determined by the order.
 
     Args:
-        modules: gathered together.
-        unit: of their parameters.
+        modules: the modules that are gathered together.
+        unit: the unit of their parameters.
         policy: dtypes of inputs and outputs.
-        decides: `reshard_after_forward` was left to us: the root stays whole.
-        device: of the computation.
+        decides: `reshard_after_forward` was not given, so the root stays whole.
+        device: device of the computation.
     """
 
     def __init__(
@@ -200,7 +201,7 @@ class State:
 
 
 def states_in(module: nn.Module) -> list[State]:
-    """Those of a module and of all inside, each once."""
+    """The states of a module and of all modules inside it, each once."""
     return list(dict.fromkeys(m.__dict__[_KEY] for m in module.modules() if _KEY in m.__dict__))
 
 
@@ -224,12 +225,12 @@ def use_schedule(
     schedule: Callable[[Sequence[Unit]], SyncSchedule],
     keeper: type[Held] | type[Recorded] = Held,
 ) -> None:
-    """Let the outermost module's tree run by another schedule: those of FSDP1 know units of this kind, too.
+    """Set a different schedule for the outermost module's tree; those of FSDP1 also work with units of this kind.
 
     Args:
-        module: the outermost one, before its first forward.
-        schedule: makes one for the tree's units, such as `RateLimitedSchedule`.
-        keeper: `Recorded` gives buffers back by `record_stream`, which needs a limiter on a device with queues.
+        module: the outermost module, before its first forward.
+        schedule: creates the schedule of the tree's units, such as `RateLimitedSchedule`.
+        keeper: with `Recorded`, buffers are released by `record_stream`, which needs a limiter on a device with queues.
     """
     state = state_of(module)
     state.make_schedule, state.keeper = schedule, keeper

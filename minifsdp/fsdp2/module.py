@@ -1,4 +1,4 @@
-"""The methods that a sharded module has besides its own (torch/distributed/fsdp/_fully_shard/_fully_shard.py)."""
+"""The methods added to a sharded module (torch/distributed/fsdp/_fully_shard/_fully_shard.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_MEMORY = "buffers come from torch's allocator alone; leave it out, or use to
 
 
 class UnshardHandle:
-    """A gather under way."""
+    """A gather in progress."""
 
     def __init__(self, unit: ParamUnit | None) -> None:
         self._unit = unit
@@ -31,7 +31,7 @@ class UnshardHandle:
 
 
 class FSDPModule:
-    """Stands before the module's own class in a class of the name "FSDP" + its name, which `fully_shard` gives it."""
+    """The first base of the class "FSDP..." that `fully_shard` gives a module; the module's own class is the second."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """An object of the original class: indexing a container makes one of its own class."""

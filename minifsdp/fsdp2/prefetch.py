@@ -1,7 +1,7 @@
-"""Schedules for units that stay in their modules: prefetching, by lists of the user's own where there are any.
+"""Schedules for units that stay in their modules: prefetching, according to the user's lists if there are any.
 
-No limiter: what a gather has left behind serves again in the order of its stream (held.py), so a host that runs ahead
-piles nothing up.
+There is no limiter: the memory of a gather is reused in the order of its stream (held.py), so a host that runs ahead
+accumulates no memory.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ Lists = Mapping[Unit, list[Unit]]
 
 
 class ListedPrefetch(PrefetchSchedule):
-    """Prefetching on a device with queues: backward one unit ahead; forward as lists say, the host runs ahead anyway.
+    """Prefetching on a device with queues: one unit ahead in backward, and according to lists in forward.
+
+    In forward the host runs ahead anyway.
 
     Args:
-        units: all of them.
-        forward_lists: of forward.
-        backward_lists: of backward.
+        units: all units.
+        forward_lists: the lists for forward.
+        backward_lists: the lists for backward.
     """
 
     def __init__(self, units: Sequence[Unit], forward_lists: Lists, backward_lists: Lists) -> None:
@@ -46,7 +48,7 @@ class ListedPrefetch(PrefetchSchedule):
 
 
 class ListedHost(ListedPrefetch, HostSchedule):
-    """The same where the host is the compute: forward is gathered one unit ahead as well."""
+    """The same if the host computes: forward also gathers one unit ahead."""
 
     def __init__(self, units: Sequence[Unit], forward_lists: Lists, backward_lists: Lists) -> None:
         super().__init__(units, forward_lists, backward_lists)

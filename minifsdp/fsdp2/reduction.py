@@ -1,4 +1,4 @@
-"""A reduction as the user has set it."""
+"""A reduction with the settings of the user."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from minifsdp.fsdp2 import custom
 
 @dataclass
 class ChosenReduction(Reduction):
-    """The mean, or what the user wants instead.
+    """The mean, or a different reduction that the user has chosen.
 
     Attributes:
         factor: the divisor of the sum; None: the number of ranks.
-        sums: the collective adds up, and the division is ours.
+        sums: the collective only sums, and the division is done here.
         hook: called with each result [S'] after the last collective, before the rest of the division.
-        stream: where the hook is called; None: where the reduction is queued.
-        group: ranks inside, with a communicator of their own; None: they gather and reduce by one.
+        stream: the stream on which the hook is called; None: the stream of the reduction.
+        group: the ranks inside, with a separate communicator; None: gathers and reductions use the same one.
         custom: the user's reduce-scatter (custom.py).
     """
 

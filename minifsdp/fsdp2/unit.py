@@ -1,6 +1,6 @@
-"""A unit whose parameters are sharded one by one and stay in their modules (FSDP2).
+"""A unit whose parameters are sharded individually and stay in their modules (FSDP2).
 
-Buffers and who holds them, S padded elements per rank, S' of those that are trained:
+Buffers and their lifetimes, for S padded elements per rank, S' of which are trainable:
 
     gathered [N * S]   from `start_gather` to the copy out in `wait_gather`    in rank order, of the gathers' stream
     whole [N * S]      from there to `free`                                    in parameter order, of compute's
@@ -39,26 +39,26 @@ from minifsdp.process_groups import wants_order_checked
 
 
 class ParamUnit(Unit):
-    """One group of parameters' life.
+    """The life of one group of parameters.
 
     Args:
-        params: what to shard, with every place that uses it.
-        cuts: how to cut each over the ranks of `plan.inside`, the last dimension of `mesh`.
-        mesh: what the sharded parameters are placed on.
-        plan: ranks, dtypes, memory.
+        params: the parameters to shard, with all places that use them.
+        cuts: the division of each among the ranks of `plan.inside`, the last dimension of `mesh`.
+        mesh: the mesh on which the sharded parameters are placed.
+        plan: ranks, dtypes and memory.
         on: device of the computation.
         name: the unit's name in plots.
-        reshard_after_forward: free it after forward.
-        smaller: ranks of `plan.inside` among which backward gathers what forward has kept; None: all of them.
+        reshard_after_forward: free the unit after forward.
+        smaller: ranks of `plan.inside` among which backward gathers the parts kept after forward; None: all ranks.
 
     Attributes:
-        policy: what extensions of the gather are told of it (extensions.py).
-        all_gather: the user's (custom.py); None: that of comm.py.
-        reduction: how gradients become their mean.
-        all_reduces: the means inside are reduced over the replicas; if not, they are kept for later ones to add to.
+        policy: the policy passed to extensions of the gather (extensions.py).
+        all_gather: the user's all-gather (custom.py); None: the all-gather of comm.py.
+        reduction: averages the gradients.
+        all_reduces: means inside are reduced over the replicas; otherwise they are kept, and later ones are added.
         gathers_in_backward: backward reads the parameters' values.
-        reduces_unused: give zeros to a parameter of which no rank has a gradient, instead of none.
-        gathers, reductions: what becomes of buffers that another stream reads last.
+        reduces_unused: give a parameter for which no rank has a gradient zeros instead of None.
+        gathers, reductions: release buffers that another stream reads last.
     """
 
     view: InPlaceView

@@ -1,4 +1,4 @@
-"""The memory of a unit's whole parameters, and what fills it: the shards, or the parts that forward has kept."""
+"""The memory of a unit's whole parameters, filled from the shards or from the parts kept after forward."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from minifsdp.fsdp2.held import Held, Recorded
 class Unsharded:
     """A buffer [N * S] in parameter order, freed at first, and views of it in the parameters' shapes.
 
-    With `smaller` a rank keeps after forward what is its own among fewer ranks, and backward gathers that: more memory
-    between the two, and a gather that stays among those ranks.
+    With `smaller`, a rank keeps its part for this smaller number of ranks after forward, and backward gathers these
+    parts. This takes more memory between the two, but the gather in backward stays among those ranks.
 
     Args:
-        cuts: of the parameters over the ranks of `group`.
-        inner: for each how tensor parallelism has placed it, or None.
-        dtypes: of each in the computation.
+        cuts: division of the parameters among the ranks of `group`.
+        inner: for each parameter its placement by tensor parallelism, or None.
+        dtypes: dtype of each parameter in the computation.
         group: the ranks, N.
-        smaller: some of them; None: backward gathers from all.
+        smaller: some of these ranks; None: backward gathers from all.
         on: device of the buffer.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Parameters that stay where they are: a DTensor in its module while sharded, a plain Parameter while whole."""
+"""Parameters that stay in their modules: as DTensors while sharded, as plain Parameters while whole."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from minifsdp.fsdp2 import dtensors
 
 
 class InPlaceView(View):
-    """Leaves and sharded parameters take turns in their modules, under one name.
+    """Leaves and sharded parameters, which replace each other in their modules under the same name.
 
     Args:
-        places: where each parameter is used.
+        places: the places where each parameter is used.
         shards: the sharded parameters.
         pins: keep them in pinned memory.
 

@@ -90,6 +90,11 @@ def stages_of(actions: Iterable[Action]) -> list[int]:
     return sorted({action.stage for action in actions})
 
 
+def homes_of(plan: Plan) -> dict[int, int]:
+    """The rank of each stage."""
+    return {action.stage: rank for rank, actions in enumerate(plan) for action in actions}
+
+
 def check_complete(plan: Plan, stages: int, micros: int) -> None:
     """
     Raises:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from minifsdp import comm
 from minifsdp.comm import Group, Handle
-from minifsdp.pipeline.actions import Action, Plan
+from minifsdp.pipeline.actions import Action, Plan, homes_of
 from minifsdp.pipeline.boundary import HEADER, Boundary, boundary_of, from_header, in_words, to_header
 from minifsdp.process_groups import destroy, twin_of
 
@@ -54,11 +54,6 @@ def received_before(action: Action, last: int) -> Message | None:
     if kind in "BI" and stage < last:
         return Message("B", micro, stage + 1, stage)
     return None
-
-
-def homes_of(plan: Plan) -> dict[int, int]:
-    """The rank of each stage."""
-    return {action.stage: rank for rank, actions in enumerate(plan) for action in actions}
 
 
 def check_order(plan: Plan) -> None:

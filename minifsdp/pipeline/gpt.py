@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minifsdp.pipeline.balance import divide
@@ -57,3 +58,8 @@ def split_gpt(model: Any, stages: int, stage: int, tied: bool = False) -> GPTSta
         )
     blocks = divide([str(number) for number in range(len(model.blocks))], stages)[stage]
     return GPTStage(model, [int(number) for number in blocks], stage == 0, stage == stages - 1)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The loss of the last stage's logits [b, s, V] for targets [b, s]."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
-from minifsdp.pipeline.actions import Action, Plan
+from minifsdp.pipeline.actions import Action, Plan, homes_of
 
 Duration = Callable[[Action], float]
 
@@ -96,7 +96,7 @@ def simulate(plan: Plan, seconds: Mapping[str, float] | Duration, latency: float
         RuntimeError: a deadlock; names the action that each rank cannot begin, and what it waits for.
     """
     takes: Duration = seconds if callable(seconds) else lambda action: seconds[action.kind]
-    homes = {action.stage: rank for rank, actions in enumerate(plan) for action in actions}
+    homes = homes_of(plan)
     inputs = _Inputs(plan)
     start: dict[Action, float] = {}
     end: dict[Action, float] = {}

@@ -1,7 +1,7 @@
 """A column-parallel layer: each rank computes a part of the output features.
 
 x W^T + b with W [out, in]: rank r holds rows W_r [out / N, in] and b_r [out / N], and computes x W_r^T + b_r, which are
-columns of the result. It needs all of x, and its gradient of x is a summand.
+columns of the result. It needs all of x, and its gradient of x is a partial sum.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ColwiseParallel(LayerStyle):
     """An `nn.Linear` or `nn.Embedding` of which each rank computes a part of the output features.
 
     Attributes:
-        input_layouts: of a plain input; default: `Replicate()`. The parts of a sharded one are equal.
-        output_layouts: default: `Shard(-1)`.
+        input_layouts: layout of a plain input; default: `Replicate()`. If it is sharded, all parts are equal.
+        output_layouts: layout of the output; default: `Shard(-1)`.
         use_local_output: return this rank's part as a plain tensor, instead of a DTensor.
         parts: matrices that are stacked in the weight, each of which is sharded: 3 for a fused q, k, v. The weight
             [out, in] becomes a DTensor [parts, out / parts, in] with `Shard(1)`, the bias one of [parts, ..];
             minifsdp.checkpoint translates between these shapes in whole state dicts.
-        regather: keep for backward only this rank's part of a sharded input, and gather it there again.
+        regather: keep only this rank's part of a sharded input for backward, and gather the input again there.
     """
 
     input_layouts: Layout = None
@@ -79,7 +79,7 @@ def as_parts(module: nn.Linear, parts: int) -> None:
     """Reshape the weight to [parts, out / parts, in] and the bias to [parts, out / parts], without moving elements.
 
     Raises:
-        ValueError: the rows do not divide into so many parts.
+        ValueError: the number of rows is not divisible by `parts`.
     """
     if module.out_features % parts:
         raise ValueError(f"a weight of {module.out_features} rows is not one of {parts} equal parts")
@@ -100,7 +100,7 @@ def _refuse_plain(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_
 
 @contextmanager
 def _gathered_again(whole: Tensor, x: Tensor, layout: Layout, ranks: Ranks) -> Iterator[None]:
-    """Where autograd would save `whole` it saves `x`, which is `_kept`, and backward gathers `whole` again.
+    """Let autograd save `x`, which is `_kept`, instead of `whole`, which backward then gathers again.
 
     As in Megatron-LM (megatron/core/tensor_parallel/layers.py): one more all-gather, and no rank keeps the whole input.
     """
@@ -124,7 +124,7 @@ def _gathered_again(whole: Tensor, x: Tensor, layout: Layout, ranks: Ranks) -> I
 
 
 def _kept(part: Tensor) -> Tensor:
-    """The same tensor, saved for backward here, where hooks around the layer see it: a checkpoint drops it."""
+    """The same tensor, saved for backward here, so that saved-tensor hooks see it and a checkpoint can drop it."""
     kept: Tensor = _Kept.apply(part)  # type: ignore[no-untyped-call]
     return kept
 

@@ -1,7 +1,7 @@
 """Random numbers of tensor-parallel ranks: equal on replicated activations, different on sharded ones.
 
 The ranks of a group start from the same seed and draw the same numbers, which gives replicated activations the same
-mask. On sharded activations masks have to differ: there a rank draws from a generator of its own, whose seed is drawn
+mask. On sharded activations the masks have to differ, so each rank draws from a separate generator, whose seed is drawn
 from the common one. The common generators stay equal, and restoring their state, as recomputation and checkpoints do,
 repeats all masks (Megatron-LM keeps a second generator instead, megatron/core/tensor_parallel/random.py).
 
@@ -24,7 +24,7 @@ _RANKS = 1 << 20  # more than there are ranks: the seeds of two draws do not ove
 
 @contextmanager
 def own_random_numbers(group: Group, device: torch.device) -> Iterator[None]:
-    """Inside, each rank draws other numbers; afterwards all of them draw equal ones again."""
+    """Let each rank draw different numbers inside the `with`, and all ranks equal ones again afterwards."""
     drawn = int(torch.randint(1 << 40, ()))  # from the host's generator: it needs no wait
     with torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type):
         torch.default_generator.manual_seed(drawn * _RANKS + group.rank())

@@ -23,18 +23,19 @@ from minifsdp.tensor_parallel.sequence import Replicated, SequenceParallel
 def parallelize_gpt(model: Any, mesh: DeviceMesh, sequence: bool = False, regather: bool = False) -> Any:
     """Parallelize a `minifsdp.course.ladder.model.GPT` in place; every rank calls it with the same batch.
 
-    Per block and micro-batch two collectives forward and two backward move b s h elements each: all-reduces, or with
-    sequence parallelism all-gathers and reduce-scatters, two of each in each direction.
+    For each block and micro-batch, two all-reduces in forward and two in backward send b s h elements each. With
+    sequence parallelism, each all-reduce is replaced with an all-gather and a reduce-scatter.
 
     Args:
         model: whole, on every rank.
-        mesh: of one dimension, the tensor-parallel ranks, which divide the number of heads.
+        mesh: the tensor-parallel ranks, a mesh of one dimension. Their number divides the number of heads.
         sequence: shard the activations between the parallel layers along the sequence.
-        regather: then keep for backward only this rank's part of the inputs of column-parallel layers, and gather them
-            there again.
+        regather: with `sequence`, keep only this rank's part of the inputs of column-parallel layers for backward, and
+            gather them again there.
 
     Raises:
-        ValueError: the heads do not divide among the ranks; in forward, with `sequence`: the tokens do not.
+        ValueError: the number of heads is not divisible by the number of ranks; or, in forward with `sequence`, the
+            number of tokens is not.
     """
     for block in model.blocks:
         divide(block, mesh, "heads")
@@ -62,7 +63,7 @@ def parallelize_gpt(model: Any, mesh: DeviceMesh, sequence: bool = False, regath
 
 @dataclass
 class _WholeModel(LayerStyle):
-    """Tokens [batch, context] -> the loss, of sharded logits."""
+    """Tokens [batch, context] -> the loss, computed from sharded logits."""
 
     sequence: bool
 

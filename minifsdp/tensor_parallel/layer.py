@@ -33,11 +33,11 @@ class LayerStyle(ParallelStyle):
         """
 
     def prepare(self, module: nn.Module) -> None:
-        """Called before the parameters are distributed, on a module that the style fits."""
+        """Prepare a module that the style fits, before its parameters are distributed."""
 
     @abstractmethod
     def run(self, module: nn.Module, x: Tensor, ranks: Ranks) -> Run:
-        """One forward: the part before the module's own, `yield`, the part after it."""
+        """One forward: the code before the module's own forward, `yield`, and the code after it."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         layouts = self._checked_layouts(module)
@@ -81,7 +81,7 @@ def _check_call(module: nn.Module, layouts: dict[str, Layout], args: Any, kwargs
 
 
 def _begin(module: nn.Module, run: Run) -> Tensor:
-    """The first half of a run; from here on the module has other attributes."""
+    """The first half of a run; from here on the module's attributes are replaced."""
     x, meanwhile = next(run)
     state = module.__dict__
     state[_RUNS].append((run, {name: state[name] for name in meanwhile}))
@@ -108,7 +108,7 @@ def local_parameters(module: nn.Module, gradient: Layout | None = None) -> dict[
     """This rank's parts of the module's parameters.
 
     Args:
-        gradient: the layout of all their gradients; None: that of each parameter.
+        gradient: the layout of all their gradients; None: each gradient has the layout of its parameter.
 
     Raises:
         TypeError: a parameter has been replaced by a plain tensor, whose layout is unknown.
@@ -124,16 +124,16 @@ def local_parameters(module: nn.Module, gradient: Layout | None = None) -> dict[
 
 
 def arrived(x: Tensor, layout: Layout, wanted: Layout, ranks: Ranks, gradient: Layout | None = None) -> Tensor:
-    """This rank's part, in the layout `wanted`, of an input.
+    """This rank's part of an input, in the layout `wanted`.
 
     Args:
         x: a DTensor, or a plain tensor, which is this rank's part.
-        layout: that of a plain tensor, whose parts are equal.
-        gradient: the layout of the gradient; None: `wanted`. That of a DTensor keeps this layout unless the input is
-            moved: autograd sums the gradients of all its users first.
+        layout: the layout of a plain tensor, whose parts are equal.
+        gradient: the layout of the gradient; None: `wanted`. The gradient of a DTensor keeps this layout unless the
+            input is moved, because autograd first sums the gradients of all its users.
 
     Raises:
-        TypeError, ValueError: the input is no tensor, or a DTensor on other ranks.
+        TypeError, ValueError: the input is not a tensor, or it is a DTensor on other ranks.
     """
     if not isinstance(x, DTensor):
         if not isinstance(x, Tensor):
@@ -155,9 +155,9 @@ def left(
         shape: of the whole tensor; None: that of `y`.
 
     Raises:
-        TypeError: the output is no tensor.
-        ValueError: `local`, and the parts of the batch or the sequence would differ in length: a plain tensor carries
-            the length of its own part alone, and a gather of unequal parts would fail on some ranks and hang on others.
+        TypeError: the output is not a tensor.
+        ValueError: with `local`, the parts of the batch or the sequence would differ in length. A plain tensor has only
+            the length of its own part, so a later gather would fail on some ranks and hang on others.
     """
     if not isinstance(y, Tensor):
         raise TypeError(f"a parallel layer returns a {type(y).__name__}: this style is for those that return a tensor")

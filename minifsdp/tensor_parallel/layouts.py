@@ -1,11 +1,11 @@
 """The layout of a tensor on N ranks, and moves from one layout to another.
 
     Replicate()   every rank has the whole tensor
-    Shard(d)      every rank has a part along dimension d, in rank order, as `torch.chunk` cuts
-    Partial()     every rank has a summand of the whole tensor
+    Shard(d)      every rank has a part along dimension d, in rank order, as `torch.chunk` splits it
+    Partial()     every rank has a partial sum of the whole tensor
 
-A move changes the layout. Its backward is a move of the gradient, from the layout in which the gradient arrives to that
-of the input. The gradient of a summand is the gradient of the sum: a `Partial` input gets a `Replicate` gradient.
+A move changes the layout. Its backward moves the gradient from the layout in which it arrives to the layout of the
+input. The gradient of a partial sum is the gradient of the sum, so a `Partial` input gets a `Replicate` gradient.
 
     move                    gradient    forward          backward
     Replicate -> Replicate  Partial     nothing          all-reduce       f: into a column-parallel layer
@@ -14,7 +14,7 @@ of the input. The gradient of a summand is the gradient of the sum: a `Partial` 
     Partial -> Shard                    reduce-scatter   all-gather       g with sequence parallelism
     Shard -> Replicate      Replicate   all-gather       take the part    where all ranks continue on the whole
     Replicate -> Shard                  take the part    all-gather       where a sequence-parallel region begins
-    Replicate -> Partial                rank 0 keeps it  nothing          a bias, before summands are reduced
+    Replicate -> Partial                rank 0 keeps it  nothing          a bias, before partial sums are reduced
 
 f and g are those of Megatron-LM (arXiv 1909.08053, section 3), the others of arXiv 2205.05198, section 4.2.2.
 """
@@ -36,12 +36,12 @@ Layout: TypeAlias = Any
 
 
 def f(x: Tensor, group: Group) -> Tensor:
-    """Into column-parallel layers: each rank's gradient is a summand."""
+    """Move an input into column-parallel layers, where each rank's gradient is a partial sum."""
     return move(x, Replicate(), Replicate(), group, gradient=Partial())
 
 
 def g(x: Tensor, group: Group) -> Tensor:
-    """Out of a row-parallel layer: each rank's output is a summand."""
+    """Move an output out of a row-parallel layer, where each rank's output is a partial sum."""
     return move(x, Partial(), Replicate(), group)
 
 
@@ -93,7 +93,8 @@ def layout_of(x: Any) -> Layout:
     """The layout of a DTensor on a mesh of one dimension.
 
     Raises:
-        ValueError: its mesh has more dimensions, or its summands do not add up to it, as those of an average.
+        ValueError: its mesh has more dimensions; or its parts have to be combined in another way than by a sum, for
+            example averaged.
     """
     layout, *others = x.placements
     if others:
@@ -105,8 +106,8 @@ def layout_of(x: Any) -> Layout:
 def check_layouts(**layouts: Any) -> None:
     """
     Raises:
-        TypeError: one of them is no layout.
-        ValueError: it is another of torch's placements.
+        TypeError: one of them is not a layout.
+        ValueError: one of them is a placement of torch's that is not supported here.
     """
     for name, layout in layouts.items():
         if not isinstance(layout, Placement):
@@ -116,7 +117,7 @@ def check_layouts(**layouts: Any) -> None:
 
 
 def of_gradient(layout: Layout) -> Layout:
-    """The layout of a tensor's gradient: that of a summand is the whole gradient of the sum."""
+    """The layout of a tensor's gradient; the gradient of a partial sum is the whole gradient of the sum."""
     return Replicate() if layout.is_partial() else layout
 
 
@@ -128,7 +129,7 @@ def _moved(x: Tensor, there: tuple[Any, ...], back: tuple[Any, ...]) -> Tensor:
 
 
 class _Move(torch.autograd.Function):
-    """A move there, of a value, and back, of its gradient; in a backward of backward each is the other's transpose."""
+    """A move of a value in forward and of its gradient in backward; the two are transposes of each other."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: tuple[Any, ...], back: tuple[Any, ...]) -> Tensor:
@@ -144,7 +145,7 @@ class _Move(torch.autograd.Function):
 def relaid(
     x: Tensor, source: Layout, target: Layout, group: Group, size: int | None = None, label: Label | None = None
 ) -> Tensor:
-    """As `move`, without autograd; `x` itself if there is nothing to do."""
+    """Like `move`, but without autograd; returns `x` itself if there is nothing to do."""
     if source == target:
         return x
     if source.is_partial():
@@ -194,7 +195,7 @@ def part_of(x: Tensor, dim: int, group: Group) -> Tensor:
 
 
 def first_of(length: int, group: Group) -> int:
-    """The index of this rank's first of so many elements."""
+    """The index of the first of this rank's elements, out of so many in all."""
     return min(-(-length // group.size()) * group.rank(), length)
 
 

@@ -2,9 +2,9 @@
 
     loss = log sum_v exp(x_v - m) - (x_t - m),    m = max_v x_v
 
-Each rank has V / N of the x_v. It needs m, one all-reduce of a maximum, then the sum of exponentials and the target's
-logit x_t, which one rank has: one all-reduce of both sums. The gradient, softmax minus one at the target, is local
-(Megatron-LM, arXiv 1909.08053, section 3; torch/distributed/tensor/parallel/loss.py).
+Each rank has V / N of the x_v. One all-reduce computes the maximum m. A second all-reduce computes the sum of
+exponentials and, as another sum, the target's logit x_t, which only one rank has. The gradient, softmax minus one at
+the target, is local (Megatron-LM, arXiv 1909.08053, section 3; torch/distributed/tensor/parallel/loss.py).
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """`torch.nn.functional.cross_entropy` of this rank's part of the logits, the same on every rank.
+    """`torch.nn.functional.cross_entropy` from this rank's part of the logits; the result is the same on every rank.
 
     Args:
-        logits: [tokens, V / N], as `torch.chunk` cuts V; the sums over them are in fp32 at least.
+        logits: [tokens, V / N], where V is split as by `torch.chunk`. Sums over them are in fp32 or higher precision.
         targets: [tokens] integers, whole on every rank.
         classes: V.
-        weight: [V], of the classes, whole on every rank.
+        weight: [V], the weights of the classes, whole on every rank.
 
     Returns:
         The loss in the dtype of the logits; under autocast in fp32.
 
     Raises:
-        ValueError: an option is not one that torch's function takes, or the sizes do not fit.
-        IndexError: a target is no class (on CPU, where the host need not wait to see it).
+        ValueError: torch's function does not accept an option, or the sizes do not fit.
+        IndexError: a target is not a class (checked only on CPU, where the host does not have to wait for the value).
     """
     _check_options(weight, classes, reduction, label_smoothing)
     counted, targets = targets != ignore_index, targets.long()
@@ -124,7 +124,7 @@ class _TokenLosses(torch.autograd.Function):
 
 
 class _LossParallel(TorchFunctionMode):
-    """Replaces `torch.nn.functional.cross_entropy` of DTensors."""
+    """Replaces `torch.nn.functional.cross_entropy` for DTensors."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (F.cross_entropy, F.nll_loss):
@@ -139,13 +139,13 @@ class _LossParallel(TorchFunctionMode):
 
 @contextmanager
 def loss_parallel() -> Iterator[None]:
-    """Inside, `torch.nn.functional.cross_entropy` takes logits that are sharded by classes, and never gathers them.
+    """Let `torch.nn.functional.cross_entropy` accept logits that are sharded by classes, without gathering them.
 
     The loss is a DTensor, the same on all ranks.
 
     Raises:
-        ValueError: at the loss: the logits are not sharded by classes, on a mesh of one dimension; targets are
-            probabilities or of another shape; targets or weights are not whole.
+        ValueError: when the loss is computed, the logits are not sharded by classes on a mesh of one dimension, targets
+            are probabilities or have a different shape, or targets or weights are not whole.
         NotImplementedError: `nll_loss` of a DTensor.
     """
     with _LossParallel():

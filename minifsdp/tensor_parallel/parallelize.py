@@ -1,11 +1,10 @@
-"""`parallelize_module`: styles for modules, by patterns of their names (torch/distributed/tensor/parallel/api.py)."""
+"""`parallelize_module`: styles for modules, chosen by patterns of names (torch/distributed/tensor/parallel/api.py)."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
-from functools import cache
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -17,6 +16,7 @@ from minifsdp.order import check_labelled_calls
 from minifsdp.tensor_parallel.columns import ColwiseParallel
 from minifsdp.tensor_parallel.layer import LayerStyle
 from minifsdp.tensor_parallel.parameters import names
+from minifsdp.uncompiled import stay_out_of_graphs
 
 Target: TypeAlias = tuple[str, nn.Module, ParallelStyle]
 """A module that a plan names: its name, itself, and what to do to it."""
@@ -35,10 +35,10 @@ def parallelize_module(
 
     Args:
         module: a module with whole parameters.
-        device_mesh: of one dimension, the tensor-parallel ranks; None: that of the surrounding `with mesh:`.
+        device_mesh: the tensor-parallel ranks, a mesh of one dimension; None: the mesh of the surrounding `with mesh:`.
         parallelize_plan: a style for the module, or styles by dotted names of its submodules; each part of a name may
             be a pattern with `*`, `?` and `[]`, and "" is the module itself.
-        src_data_rank: the rank of the mesh whose values all ranks get; None: each keeps its own.
+        src_data_rank: the rank of the mesh whose values all ranks receive; None: each rank keeps its own values.
 
     Raises:
         ValueError: the mesh has several dimensions or lacks this rank; a style does not fit; a weight is a stack of
@@ -54,7 +54,7 @@ def parallelize_module(
     if parallelize_plan is None:
         warnings.warn("parallelize_module without a plan changes nothing", stacklevel=2)
         return module
-    _stay_out_of_graphs()
+    stay_out_of_graphs()
     if isinstance(parallelize_plan, ParallelStyle):
         parallelize_plan.src_data_rank = src_data_rank
         return parallelize_plan._apply(module, mesh)
@@ -69,17 +69,11 @@ def parallelize_module(
     return module
 
 
-@cache
-def _stay_out_of_graphs() -> None:
-    """Let `torch.compile` break its graphs at the collectives, and compile the computation between them."""
-    private.leave_uncompiled(("minifsdp.tensor_parallel", "minifsdp.comm", "minifsdp.gloo", "minifsdp.private"))
-
-
 def divide(module: nn.Module, mesh: DeviceMesh, *names: str) -> None:
-    """Divide counts that the module keeps, such as its number of heads, by the number of ranks.
+    """Divide counts that the module stores, such as its number of heads, by the number of ranks.
 
     Raises:
-        ValueError: one of them has a remainder.
+        ValueError: a count is not divisible by the number of ranks.
     """
     ranks = mesh.size()
     for name in names:
@@ -126,7 +120,7 @@ def _matches(module: nn.Module, patterns: list[str], prefix: str = "") -> Iterat
 
 
 def _check_fused(targets: list[Target]) -> None:
-    """Cut as one matrix, a fused weight would give one rank the queries and another the values."""
+    """Refuse a fused weight: split as a single matrix, it would give one rank the queries and another the values."""
     for name, _, style in targets:
         if name.rpartition(".")[2] in _FUSED and isinstance(style, ColwiseParallel) and style.parts is None:
             raise ValueError(

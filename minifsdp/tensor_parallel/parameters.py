@@ -1,8 +1,8 @@
-"""Parameters as torch's DTensors, sharded or replicated; and their local parts, on which layers compute.
+"""Parameters as torch's DTensors, sharded or replicated, and their local parts, with which layers compute.
 
 A DTensor carries its whole shape and its layout, so state dicts, optimizers, clipping, checkpoints and `fully_shard`
-work on it. An operator on DTensors has to derive the layout of its result. The layers here know it in advance: they
-compute on local parts, and name the layout of each gradient.
+work with it. An operator on DTensors has to derive the layout of its result. The layers here know this layout in
+advance, so they compute with local parts and name the layout of each gradient.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Ranks(NamedTuple):
     """The ranks that share a layer.
 
     Attributes:
-        mesh: of one dimension.
-        group: that of the mesh, kept because to look it up takes longer than a small layer.
+        mesh: a mesh of one dimension.
+        group: the group of the mesh, stored because looking it up takes longer than a small layer.
         label: the layer, as the subject of its collectives.
     """
 
@@ -50,7 +50,7 @@ class Ranks(NamedTuple):
         """The layout of a DTensor on these ranks.
 
         Raises:
-            ValueError: it is on others, or on a mesh of several dimensions.
+            ValueError: it is on other ranks, or on a mesh of several dimensions.
         """
         layout, mesh = layout_of(x), x.device_mesh
         if mesh is not self.mesh and mesh != self.mesh:
@@ -65,10 +65,10 @@ def distribute(p: nn.Parameter, mesh: DeviceMesh, layout: Layout, source: int | 
         p: whole on every rank.
         mesh: one dimension.
         layout: `Shard(dim)` or `Replicate()`.
-        source: the rank of `mesh` whose values all ranks get; None: each keeps its own.
+        source: the rank of `mesh` whose values all ranks receive; None: each rank keeps its own values.
 
     Raises:
-        ValueError: it is sharded over other ranks already; or it is tied, and another user has another layout.
+        ValueError: it is already sharded over other ranks; or it is tied, and another user has a different layout.
     """
     if isinstance(p, DTensor):
         if p.device_mesh != mesh:
@@ -96,10 +96,10 @@ def local_part(t: Tensor, gradient: Layout | None = None) -> Tensor:
 
 
 def local_parts(tensors: Sequence[Any], gradient: Layout | None = None) -> Sequence[Tensor]:
-    """This rank's parts of DTensors, as inputs of a computation; plain tensors are returned as they are.
+    """This rank's parts of DTensors, as inputs of a computation; plain tensors are returned unchanged.
 
     Args:
-        gradient: the layout of the gradients; None: that of each tensor.
+        gradient: the layout of the gradients; None: each gradient has the layout of its tensor.
     """
     is_trained = [isinstance(t, DTensor) and t.requires_grad for t in tensors] if torch.is_grad_enabled() else []
     if not any(is_trained):
@@ -115,14 +115,14 @@ def local_parts(tensors: Sequence[Any], gradient: Layout | None = None) -> Seque
 
 
 def _spec(t: Any, layout: Layout | None) -> Any:
-    """Of the gradient of a DTensor."""
+    """The spec of the gradient of a DTensor."""
     spec = private.spec_of(t)
     layout = of_gradient(spec.placements[0]) if layout is None else layout
     return spec if layout == spec.placements[0] else private.spec(spec.mesh, layout, spec.shape, t.dtype)
 
 
 class _LocalParts(torch.autograd.Function):
-    """Takes several tensors at once: the call of an autograd function costs more than its work here."""
+    """Takes several tensors at once, because calling an autograd function costs more than the work done here."""
 
     @staticmethod
     def forward(ctx: Any, specs: Sequence[Any], *tensors: Any) -> tuple[Tensor, ...]:
@@ -144,7 +144,7 @@ def _as_dtensor(gradient: Tensor, spec: Any) -> Any:
 
 
 def placed(x: Tensor, source: Layout, target: Layout, ranks: Ranks, shape: torch.Size) -> Tensor:
-    """A DTensor in layout `target`, made of this rank's part `x` in layout `source`; its gradient may have any layout.
+    """A DTensor in layout `target` from this rank's part `x` in layout `source`; its gradient may have any layout.
 
     Args:
         shape: of the whole tensor.

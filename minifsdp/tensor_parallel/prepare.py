@@ -1,6 +1,6 @@
 """Inputs and outputs of a module, moved to other layouts (torch/distributed/tensor/parallel/style.py).
 
-A DTensor carries its layout; that of a plain tensor is an argument of the style.
+A DTensor carries its layout; the layout of a plain tensor is an argument of the style.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class PrepareModuleInput(ParallelStyle):
     """Moves a module's inputs.
 
     Attributes:
-        input_layouts: of plain positional inputs; None instead of a layout leaves an input alone.
-        desired_input_layouts: those that the module receives; as many.
-        input_kwarg_layouts, desired_input_kwarg_layouts: of inputs by name.
+        input_layouts: the layouts of plain positional inputs; None instead of a layout leaves an input unchanged.
+        desired_input_layouts: the layouts in which the module receives them, the same number.
+        input_kwarg_layouts, desired_input_kwarg_layouts: the same for keyword inputs, by name.
         use_local_output: pass this rank's parts on as plain tensors, instead of DTensors.
 
     Raises:
-        ValueError: the numbers of given and desired layouts differ; in forward, those of layouts and inputs.
+        ValueError: the numbers of given and desired layouts differ; or, in forward, those of layouts and inputs.
     """
 
     input_layouts: Layouts = None
@@ -79,12 +79,12 @@ class PrepareModuleOutput(ParallelStyle):
     """Moves a module's outputs.
 
     Attributes:
-        output_layouts: of plain outputs; None instead of a layout leaves an output alone.
-        desired_output_layouts: those that the caller receives; as many.
+        output_layouts: the layouts of plain outputs; None instead of a layout leaves an output unchanged.
+        desired_output_layouts: the layouts in which the caller receives them, the same number.
         use_local_output: return this rank's parts as plain tensors, instead of DTensors.
 
     Raises:
-        ValueError: the numbers of given and desired layouts differ; in forward, those of layouts and outputs.
+        ValueError: the numbers of given and desired layouts differ; or, in forward, those of layouts and outputs.
     """
 
     output_layouts: Layouts
@@ -111,7 +111,7 @@ class PrepareModuleOutput(ParallelStyle):
 
 @dataclass(kw_only=True)
 class PrepareModuleInputOutput(ParallelStyle):
-    """Both of the above; `use_local_input` is the first one's `use_local_output`."""
+    """Both styles above; `use_local_input` is the `use_local_output` of the first."""
 
     input_layouts: Layouts = None
     desired_input_layouts: Layouts = None
@@ -159,7 +159,7 @@ def _moved(tensors: tuple[Any, ...], given: Any, desired: Any, ranks: Ranks, loc
 
 
 def _laid(x: Any, given: Layout | None, desired: Layout | None, ranks: Ranks, local: bool) -> Any:
-    """`x` in the desired layout, as this rank's part or as a DTensor; itself, if no layout is given."""
+    """`x` in the desired layout, as this rank's part or as a DTensor; `x` itself if no layout is given."""
     if given is None:
         return x
     if not isinstance(x, Tensor):

@@ -1,8 +1,8 @@
-"""A row-parallel layer: each rank computes a summand of all output features.
+"""A row-parallel layer: each rank computes a partial sum of all output features.
 
-x W^T + b with W [out, in]: rank r holds columns W_r [out, in / N] and computes x_r W_r^T of its features of x. The sum
-over the ranks is the result; the first rank adds b to its summand. A row-parallel embedding holds V / N tokens of the
-vocabulary, and returns zeros for the others.
+x W^T + b with W [out, in]: rank r holds columns W_r [out, in / N] and computes x_r W_r^T from its features of x. The
+sum over the ranks is the result; the first rank adds b to its partial sum. A rank's part of a row-parallel embedding
+holds V / N tokens of the vocabulary, and returns zeros for all others.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from minifsdp.tensor_parallel.parameters import Ranks
 
 @dataclass(kw_only=True)
 class RowwiseParallel(LayerStyle):
-    """An `nn.Linear` or `nn.Embedding` of which each rank computes a summand of all output features.
+    """An `nn.Linear` or `nn.Embedding` of which each rank computes a partial sum of all output features.
 
     Attributes:
-        input_layouts: of a plain input; default: `Shard(-1)`. The parts of an input in another `Shard` are equal.
-        output_layouts: default: `Replicate()`.
+        input_layouts: layout of a plain input; default: `Shard(-1)`. In any other `Shard` layout, all parts are equal.
+        output_layouts: layout of the output; default: `Replicate()`.
         use_local_output: return this rank's part as a plain tensor, instead of a DTensor.
     """
 
@@ -56,7 +56,7 @@ class RowwiseParallel(LayerStyle):
 def _multiplied(style: RowwiseParallel, module: Any, x: Tensor, ranks: Ranks) -> Run:
     part = arrived(x, style.input_layouts, Shard(-1), ranks)
     parameters = local_parameters(module)
-    if module.bias is not None:  # it becomes a summand of the first rank; its gradient is whole on all of them
+    if module.bias is not None:  # the first rank adds it to its partial sum; its gradient is whole on all ranks
         bias = move(parameters["bias"], Replicate(), Partial(), ranks.group)
         parameters = {**parameters, "bias": bias}
     return (yield part, {"_parameters": parameters})

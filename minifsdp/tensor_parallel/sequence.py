@@ -1,8 +1,8 @@
-"""Layers with whole parameters: on a part of the sequence, or on all of it (arXiv 2205.05198, section 4.2.2).
+"""Layers with whole parameters, applied to a part of the sequence or to all of it (arXiv 2205.05198, section 4.2.2).
 
-Norms and dropout treat each token separately. On whole activations all ranks do the same work and keep the same
-tensors; on a part of the sequence each rank does 1/N of the work and keeps 1/N of the activations, and its gradients of
-the parameters are summands.
+Norms and dropout treat each token separately. On whole activations, all ranks do the same work and keep the same
+tensors. On a part of the sequence, each rank does 1/N of the work and keeps 1/N of the activations, and its gradients
+of the parameters are partial sums.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _SUMMANDS = Label("gradients of sequence-parallel layers")
 
 @dataclass(kw_only=True)
 class SequenceParallel(LayerStyle):
-    """A module that treats each token separately, on this rank's part of the sequence.
+    """A module that treats each token separately, applied to this rank's part of the sequence.
 
-    Gradients of its parameters are `Partial`: backward sums them by no collective.
+    Gradients of its parameters are `Partial`: backward does not run a collective to sum them.
 
     Attributes:
         sequence_dim: the sharded dimension; a plain input is this rank's part.
@@ -77,13 +77,13 @@ def _replicated(module: nn.Module) -> dict[str, Layout]:
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Sum the gradients that `SequenceParallel` has left as summands, in one all-reduce; to be called after backward.
+    """Sum the gradients that `SequenceParallel` has left as partial sums, in one all-reduce; call it after backward.
 
-    Without it every operator of an optimizer sums each of them by itself (megatron/core/distributed/
-    finalize_model_grads.py sums them in one message, too).
+    Without this call, every operator of an optimizer sums each of them separately (megatron/core/distributed/
+    finalize_model_grads.py also sums them in one message).
 
     Args:
-        parameters: of one dtype, on a mesh of one dimension; those with other gradients are left alone.
+        parameters: of one dtype, on a mesh of one dimension. Parameters with other gradients are left unchanged.
     """
     summands = [p for p in parameters if isinstance(p.grad, DTensor) and p.grad.placements == (Partial(),)]
     if not summands:

@@ -14,21 +14,22 @@ from minifsdp.order import check_labelled_calls, next_on
 
 
 class Bucket:
-    """Parameters of one dtype in one flat buffer, cut into N shards of equal length (layout.py).
+    """Parameters of one dtype in one flat buffer, divided into N shards of equal length (layout.py).
 
         flat [padded]              p0 | p1 | p2 | zeros
-        shards [padded / N]      rank 0 |  rank 1  | rank 2     the cuts fall where they may
+        shards [padded / N]      rank 0 |  rank 1  | rank 2     regardless of the parameters' borders
 
-    The buffer is the parameters' memory: each `p.data` is a view of it, and so is this rank's shard. What the optimizer
-    writes to the shard the model sees at once; what the others write arrives with `start_gather`.
+    The buffer is the parameters' memory: each `p.data` is a view of it, and so is this rank's shard. The model sees
+    values that the optimizer writes to the shard at once; values written by the other ranks arrive with `start_gather`.
 
     Attributes:
-        params: the parameters, in the order in which backward is expected to make their gradients.
-        flat: [padded], their dtype; padded is the least multiple of N that holds them. Equal on all ranks.
-        shard: [padded / N], this rank's part of `flat`; its `.grad` is all that this rank keeps of the gradients.
-        shards: what the optimizer updates: the shard, or each parameter's part of it once they have to be told apart.
-        in_use: whether some rank has a gradient, for each of the parameters; of the last reduction.
-        label: its collectives' subject.
+        params: the parameters, in the order in which backward is expected to compute their gradients.
+        flat: [padded], in their dtype; padded is the smallest multiple of N that holds them. Equal on all ranks.
+        shard: [padded / N], this rank's part of `flat`; its `.grad` is the only part of the gradients that is kept.
+        shards: the tensors that the optimizer updates: the shard, or each parameter's part of it if these have separate
+            states.
+        in_use: for each parameter, whether any rank had a gradient in the last reduction.
+        label: the subject of its collectives.
     """
 
     def __init__(self, params: list[nn.Parameter], names: list[str], group: Group) -> None:
@@ -107,5 +108,5 @@ class Bucket:
             each.grad = None
 
     def start_gather(self) -> Handle:
-        """Every rank's shard into `flat`, in place: what this rank sends lies where the others receive it."""
+        """Gather every rank's shard into `flat`, in place: each shard is already at its position on its own rank."""
         return comm.all_gather(self.flat, self.shard.data, self.group, self.label)

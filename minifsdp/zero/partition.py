@@ -23,7 +23,7 @@ _NEEDS_WHOLE_PARAMETERS = (torch.optim.Adafactor, torch.optim.LBFGS, torch.optim
 
 
 class ShardedOptimizer(torch.optim.Optimizer, ABC):
-    """An optimizer of whole parameters to the outside, of this rank's shards of them inside.
+    """An optimizer with the interface of whole parameters, which updates this rank's shards of them.
 
     Args:
         params: the parameters or parameter groups, as for any torch optimizer; the same on all ranks. Their values
@@ -34,22 +34,25 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
         **defaults: arguments for `optimizer_class`.
 
     Attributes:
-        param_groups: the caller's groups. LR schedulers write here; the next step uses what it finds.
-        inner: the `optimizer_class` instance. Its parameters are the shards, or their parts in a bucket of which only
-            some parameters have had gradients; `inner.state` is all the state that this rank has: 1 / N.
+        param_groups: the caller's groups. LR schedulers write to them, and the next step reads them.
+        inner: the `optimizer_class` instance. Its parameters are the shards or, in a bucket of which only some
+            parameters have had gradients, the parameters' parts of the shard. `inner.state` is this rank's 1 / N of the
+            state.
         buckets: in the order of communication: group by group, each in reverse order of its parameters.
 
     Raises:
-        ValueError: no parameters, the same one twice, or wrong arguments (as torch); parameters on several devices or
-            on one that the process group does not serve; an optimizer that needs to see whole parameters.
-        RuntimeError: there is no process group; the ranks' parameters differ in number, shape, dtype or being frozen.
+        ValueError: there are no parameters, a parameter occurs twice, or arguments are wrong (as in torch); parameters
+            are on several or unsupported devices; or the optimizer needs whole parameters.
+        RuntimeError: there is no process group; or the ranks' parameters differ in number, shape, dtype or whether they
+            are frozen.
 
-    As under any torch optimizer a parameter without a gradient, frozen or unused, is not touched. In a bucket where
-    only some have had one, each parameter's part of the shard has a state of its own from then on: for Adam a step
-    count, 4 bytes, per parameter instead of per bucket, and no moments for the padding.
+    As with any torch optimizer, a parameter without a gradient, frozen or unused, is not changed. If only some
+    parameters of a bucket have had a gradient, each parameter's part of the shard has a separate state from then on.
+    With Adam, this is a step count of 4 bytes per parameter instead of per bucket, and no moments for the padding.
 
-    Clipping and loss scaling want the mean gradients' shards, which `clip_grad_norm_` here and `ShardedGradScaler` use.
-    Torch's own would see `.grad`: under stage 1 this rank's own gradients, unreduced, and under stage 2 none.
+    Clipping and loss scaling need the shards of the mean gradients. Use `clip_grad_norm_` of this class and
+    `ShardedGradScaler`. Torch's own functions would use `.grad`, which under stage 1 holds this rank's unreduced
+    gradients, and under stage 2 nothing.
     """
 
     def __init__(
@@ -101,10 +104,11 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def reduce_gradients(self) -> None:
-        """See that the shards have their gradients, once between two `zero_grad` or steps. Collective.
+        """Give the shards their gradients, once between two `zero_grad` or steps. Collective.
 
-        The ranks agree on what has a gradient: what one rank has used it counts as zero on the others; what none has is
-        left to itself, as a `.grad` of None is by any torch optimizer.
+        The ranks agree on the parameters that have a gradient. If only some ranks have used a parameter, its gradient
+        counts as zero on the others. A parameter that no rank has used is not changed, as a torch optimizer does not
+        change a parameter whose `.grad` is None.
         """
         if self._is_reduced or not self.buckets:
             return
@@ -161,9 +165,9 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
         torch.autograd.graph.increment_version([p for bucket in updated for p in bucket.params])
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, as `optimizer_class` over whole parameters would give it: any number of ranks can load it.
+        """The whole state, as that of `optimizer_class` with whole parameters; any number of ranks can load it.
 
-        Collective: every rank must call it, and every rank gets (and holds) all of it.
+        Collective: every rank must call it, and every rank receives the whole state.
         """
         try:
             for bucket in self.buckets:
@@ -173,10 +177,10 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
             self.state.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take this rank's shard of a whole state: from `state_dict` on any number of ranks or a plain optimizer's.
+        """Load this rank's shard of a whole state, saved on any number of ranks or by a plain optimizer.
 
         Raises:
-            ValueError: it is of other parameters.
+            ValueError: it is the state of other parameters.
         """
         super().load_state_dict(state_dict)  # torch checks it and hands each parameter's state to self.state
         try:

@@ -29,17 +29,17 @@ def reduce_gradients(bucket: Bucket) -> None:
 class Zero1Optimizer(ShardedOptimizer):
     """Shards the optimizer state over the ranks; everything happens in `step` (arXiv 1910.02054, section 5.1).
 
-    Backward leaves ordinary, whole gradients of this rank's batch in `.grad`, and adds to them when it is called again:
-    accumulation costs no communication. `step` averages them over the ranks.
+    Backward leaves ordinary, whole gradients of this rank's batch in `.grad`, and adds to them when it is called again,
+    so accumulation costs no communication. `step` averages the gradients over the ranks.
 
-    A `.grad` of None counts as zero where another rank has one. Where none has, the parameter and its state stay as
-    they are, and a bucket of such parameters only is neither reduced nor gathered. The ranks find out in one all-reduce
-    of 4 bytes per parameter, in an int32 "communication" buffer that is freed before the first bucket is staged. The
-    host waits for it only on a rank that lacks a gradient.
+    A `.grad` of None counts as zero if another rank has a gradient. If no rank has one, the parameter and its state
+    stay unchanged, and a bucket that consists only of such parameters is neither reduced nor gathered. The ranks find
+    this out in one all-reduce of 4 bytes per parameter tensor, in an int32 "communication" buffer that is freed before
+    the first bucket is staged. The host waits for it only on a rank that lacks a gradient.
 
-    Gradient bytes: 4Ψ for `.grad`, which `step` does not touch. During `step` at most one bucket is staged, so bucket b
-    brings the peak to 4Ψ + (shard gradients 0..b) + bucket b, padding included; on gloo + (N - 1) / N of it, which is
-    received and summed.
+    Gradient bytes: `.grad` takes 4Ψ, which `step` does not change. During `step`, at most one bucket is staged, so
+    bucket b raises the peak to 4Ψ + (shard gradients 0..b) + bucket b, including padding; on gloo, plus (N - 1) / N of
+    bucket b, for the parts that are received and summed.
     """
 
     def parameters_with_gradients(self) -> Set[Tensor]:
@@ -61,7 +61,7 @@ class Zero1Optimizer(ShardedOptimizer):
 
         Args:
             closure: clears the gradients, computes the loss, calls backward and returns the loss; called once.
-            **kwargs: for the inner optimizer's `step`.
+            **kwargs: passed on to the inner optimizer's `step`.
 
         Returns:
             The closure's loss.

@@ -1,4 +1,4 @@
-"""ZeRO stage 2: the gradients are sharded too, so backward reduces them as it makes them."""
+"""ZeRO stage 2: the gradients are sharded too, so they are reduced during backward."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from minifsdp.zero.partition import ShardedOptimizer
 
 
 class BucketGradients:
-    """The gradients of one bucket on their way through a backward.
+    """The gradients of one bucket during a backward.
 
     Attributes:
-        missing: parameters whose gradient this backward has not made.
-        waiting: parameters whose gradient is made and still in `.grad`.
-        buffer: [padded], made by `allocate` and dropped by `free`; `views` are its parts in the parameters' shapes.
+        missing: parameters whose gradient this backward has not computed yet.
+        waiting: parameters whose gradient is complete and still in `.grad`.
+        buffer: [padded], created by `allocate` and dropped by `free`; `views` are its parts in the parameters' shapes.
     """
 
     def __init__(self, bucket: Bucket) -> None:
@@ -92,23 +92,26 @@ class BucketGradients:
 class Zero2Optimizer(ShardedOptimizer):
     """Shards the gradients as well (arXiv 1910.02054, section 5.2).
 
-    A hook takes each gradient as soon as backward has made it, copies it into its bucket's buffer and clears `.grad`. A
-    complete bucket is reduce-scattered while backward goes on. The buckets go strictly in order, so that every rank
-    issues the same collectives; a bucket that lacks gradients of unused (not of frozen) parameters waits for the end
-    of backward, and zeros take their place. After backward all that is left is `shard.grad` [padded / N], the mean over
-    the ranks, to which further backwards add until `zero_grad`: accumulation holds no more, and communicates each time.
+    A hook copies each gradient into its bucket's buffer as soon as it is complete, and clears `.grad`. A complete
+    bucket is reduce-scattered while backward continues. The buckets are reduced strictly in order, so that every rank
+    issues the same collectives. A bucket that lacks gradients of unused (not of frozen) parameters waits for the end of
+    backward, and the missing gradients are replaced with zeros. After backward, only `shard.grad` [padded / N] remains,
+    the mean over the ranks, to which further backward passes add until `zero_grad`. Accumulation therefore needs no
+    more memory, but communicates each time.
 
-    So each backward is a collective, and has to reach at least one of the parameters on every rank. Where a rank's data
-    may use none of what this optimizer has, take stage 1, which communicates in `step` alone.
+    So each backward is a collective, and has to reach at least one of the parameters on every rank. If a rank's data
+    may use none of this optimizer's parameters, use stage 1, which communicates only in `step`.
 
-    `step` updates what some rank has had a gradient for, as under stage 1: one all-reduce of 4 bytes per parameter.
+    As under stage 1, `step` updates all parameters for which any rank has had a gradient, which takes one all-reduce of
+    4 bytes per parameter tensor.
 
-    Gradient bytes: bucket b's buffer is allocated with its first gradient, and only when that of bucket b - 2 is freed;
-    one reduction is in flight, and the next waits for it and frees its buffer. So two buffers are alive at most, and
-    the peak is the maximum over b of (shard gradients 0..b) + bucket b + bucket b + 1, padding included; on gloo +
-    (N - 1) / N of bucket b, which is received and summed. A gradient that comes too early for its bucket waits in
-    `.grad`: for few of them to wait, pass the parameters in the order of their use, and the group with the most
-    parameters first. A backward on top of another begins with all shards, and frees each new one once it is added.
+    Gradient bytes: the buffer of bucket b is allocated with its first gradient, and only after the buffer of bucket b -
+    2 has been freed. One reduction is in flight, and the next one waits for it and frees its buffer. So at most two
+    buffers are alive, and the peak is the maximum over b of (shard gradients 0..b) + bucket b + bucket b + 1, including
+    padding; on gloo, plus (N - 1) / N of bucket b, for the parts that are received and summed. A gradient that arrives
+    too early for its bucket waits in `.grad`. To keep their number small, pass the parameters in the order of their
+    use, and the group with the most parameters first. A backward that adds to the gradients of another begins with all
+    shards, and frees each new shard once it is added.
     """
 
     def __init__(
@@ -143,7 +146,7 @@ class Zero2Optimizer(ShardedOptimizer):
 
         Args:
             closure: clears the gradients, computes the loss, calls backward and returns the loss; called once.
-            **kwargs: for the inner optimizer's `step`.
+            **kwargs: passed on to the inner optimizer's `step`.
 
         Returns:
             The closure's loss.

@@ -1,4 +1,4 @@
-"""ZeRO's optimizer state, of a bucket's shard or of each parameter's part of it, to and from whole parameters."""
+"""Conversion of ZeRO's optimizer state between a bucket's shard, or parameters' parts of it, and whole parameters."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def scatter_state(bucket: Bucket, state: State) -> dict[nn.Parameter, dict[str, 
 
 
 def can_share(bucket: Bucket, state: State) -> bool:
-    """True if the bucket's parameters can have one state: the same keys, and the same step count, say."""
+    """True if the bucket's parameters can share one state: the same keys and, for example, the same step count."""
     first, *others = (
         {key: None if has_elements(key, value, p.shape) else value for key, value in state.get(p, {}).items()}
         for p in bucket.params

@@ -404,7 +404,7 @@ def test_when_there_is_nothing_to_predict(tmp_path, world, link, says):
 
 
 def test_ranks_that_share_a_gpu_are_said_to(record):
-    shared = World(2, "nccl", (0, 0), True, "1 GPU here, shared as asked for")
+    shared = World(2, "nccl", (0, 0), True, "1 GPU here, shared as requested")
     one = replace(SMALL, only=("plain",))
     ranks = [
         {"device": "X", "threads": 1, "contestants": {"plain": {"losses": [1.0], "step_seconds": [1.0], "bytes": None}}}

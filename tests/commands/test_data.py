@@ -219,7 +219,7 @@ def test_the_loss_is_the_mean_over_rows() -> None:
 
 
 def test_impossible_sizes() -> None:
-    with pytest.raises(ValueError, match="width 9 cannot be cut into 2 heads: choose a divisor of 9"):
+    with pytest.raises(ValueError, match="width 9 cannot be divided into 2 heads: choose a divisor of 9"):
         GPT(width=9, heads=2)
     for name in ("vocabulary", "width", "layers", "heads", "context"):
         with pytest.raises(ValueError, match=f"{name} = 0: a GPT needs at least 1"):

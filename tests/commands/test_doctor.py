@@ -87,7 +87,7 @@ def test_all_is_well_on_two_ranks(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "doctor.json").read_text())
     assert record["ok"]
     assert {each["name"] for each in record["findings"]} >= {"driver", "/dev/shm", "temporary folder", ranks.CHECKS}
-    assert record["world"] == "2 ranks over gloo on CPU: as asked for"
+    assert record["world"] == "2 ranks over gloo on CPU: as requested"
     assert record["versions"]["torch"] == torch.__version__
     for operation in bandwidth.OPERATIONS:
         rows = record["bandwidth"][operation]
@@ -313,7 +313,7 @@ def test_a_gpu_in_exclusive_mode_cannot_be_shared() -> None:
     cuda, driver = Cuda([gpu | {"peers": [None, True]} for gpu in known], None), Answer(0, "\n".join(rows))
     here = seen(cuda=cuda, driver=driver, gpus=gpus.gpus_of(cuda, driver, ""))
     assert [each.mode for each in here.gpus] == ["Exclusive_Process", "Default"]
-    shared = World(2, "nccl", (0, 0), True, "1 GPU here, shared as asked for")
+    shared = World(2, "nccl", (0, 0), True, "1 GPU here, shared as requested")
     found = machine.check_mode(here, shared)
     assert not found.ok
     assert found.what == "cuda:0 is in mode Exclusive_Process: one process at a time, so ranks cannot share it"

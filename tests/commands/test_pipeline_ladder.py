@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from other_ladders import (
+    assert_bytes_are_as_predicted_on_every_rank,
+    assert_losses_equal_one_process,
+    assert_the_table_fits_and_ticks,
+    climb,
+    explorer_in,
+    record_in,
+)
 
 from minifsdp.course.ladder import pipeline as form
 from minifsdp.course.ladder import run as ladder
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.tables import ladder_table
 
 ALL = ["alone", "naive", "gpipe", "1f1b", "interleaved", "zb-h1", "1f1b-ddp", "1f1b-fsdp2"]
 WIDTH, CONTEXT, BATCH = 24, 12, 16
@@ -29,16 +32,12 @@ def settings_on(ranks: int, **given: Any) -> Settings:
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ladder.Plan, Path]:
     out = tmp_path_factory.mktemp("ladder")
     (out / "timeline.png").write_text("of another ladder")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINIFSDP_DEVICE", "cpu")
-        plan = ladder.plan(settings_on(request.param), "cpu", out)
-        ladder.run(plan, lambda *_: None)
-    return plan, out
+    return climb(settings_on(request.param), out), out
 
 
 @pytest.fixture(scope="module")
 def record(run: tuple[ladder.Plan, Path]) -> dict[str, Any]:
-    return json.loads((run[1] / "ladder.json").read_text())  # type: ignore[no-any-return]
+    return record_in(run[1])
 
 
 def test_the_rungs_that_so_many_ranks_can_climb(run: tuple[ladder.Plan, Path], record: dict[str, Any]) -> None:
@@ -51,15 +50,11 @@ def test_the_rungs_that_so_many_ranks_can_climb(run: tuple[ladder.Plan, Path], r
 
 
 def test_losses_equal_one_process(record: dict[str, Any]) -> None:
-    for rung in record["rungs"]:
-        assert rung["losses"] == pytest.approx(record["reference_losses"], rel=1e-4), rung["name"]
+    assert_losses_equal_one_process(record)
 
 
 def test_bytes_are_as_predicted_on_every_rank(record: dict[str, Any]) -> None:
-    for rung in record["rungs"]:
-        for measured, predicted in zip(rung["bytes"], rung["predicted"], strict=True):
-            assert {key: measured[key] for key in predicted} == predicted, rung["name"]
-            assert measured["peak"] > measured["parameters"] + measured["activations"]
+    assert_bytes_are_as_predicted_on_every_rank(record)
 
 
 def test_what_each_rung_frees(record: dict[str, Any]) -> None:
@@ -101,8 +96,7 @@ def test_bubbles_by_the_formulas(record: dict[str, Any]) -> None:
 
 
 def test_the_explorer_names_the_units_of_all_ranks(run: tuple[ladder.Plan, Path], record: dict[str, Any]) -> None:
-    text = (run[1] / "explore.html").read_text()
-    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
+    data = explorer_in(run[1])
     units = {rung["name"]: rung["variants"][0]["units"] for rung in data["rungs"]}
     p = record["ranks"]
     assert units["alone"] == ["root", *(f"blocks.{n}" for n in range(2 * p))]
@@ -111,15 +105,7 @@ def test_the_explorer_names_the_units_of_all_ranks(run: tuple[ladder.Plan, Path]
 
 
 def test_the_table_fits_and_ticks(record: dict[str, Any]) -> None:
-    console = Console(width=80, file=io.StringIO())
-    console.print(ladder_table(record))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "\N{HORIZONTAL ELLIPSIS}" not in text
-    for rung in record["rungs"]:
-        row = next(line for line in lines if line.split()[:1] == [rung["name"]])
-        assert row.rstrip().endswith("\N{CHECK MARK}")
+    assert_the_table_fits_and_ticks(record)
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def test_what_a_killed_run_left_is_ignored_and_deleted(monkeypatch, tmp_path):
     for name in (".step-00000009.part", ".step-00000001.old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rank-0.pt").touch()
-    with pytest.raises(ValueError, match="holds no checkpoint"):
+    with pytest.raises(ValueError, match="contains no checkpoint"):
         course.plan(settings, "cpu", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -286,7 +286,7 @@ def test_a_linked_checkpoint_is_one_and_what_it_links_to_stays(tmp_path):
 
 
 def test_only_one_run_at_a_time_writes(tmp_path):
-    with held(tmp_path), pytest.raises(ValueError, match="is another run's"), held(tmp_path, 0):
+    with held(tmp_path), pytest.raises(ValueError, match="belongs to another run"), held(tmp_path, 0):
         pass
     with held(tmp_path):
         pass
@@ -489,8 +489,14 @@ def refused(monkeypatch, capsys, *options: str) -> str:
         (["--seed", "9" * 30], "--seed 9999"),
         (["--every", "7"], "--every needs --checkpoint DIR"),
         (["--resume"], "--resume needs --checkpoint DIR"),
-        (["--checkpoint", "none", "--resume"], "--resume: there is no folder none; leave --resume out to begin"),
-        (["--checkpoint", "empty", "--resume"], "--resume: empty holds no checkpoint; leave --resume out to begin"),
+        (
+            ["--checkpoint", "none", "--resume"],
+            "--resume: there is no folder none; leave out --resume to start a new run",
+        ),
+        (
+            ["--checkpoint", "empty", "--resume"],
+            "--resume: empty contains no checkpoint; leave out --resume to start a new run",
+        ),
         (["--checkpoint", "short.txt"], "--checkpoint short.txt cannot be written"),
         (["--data", "missing.txt"], "missing.txt: no such file"),
         (["--data", "short.txt"], "shorter than one batch"),
@@ -521,11 +527,11 @@ JOB = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT"
             "RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not: use torchrun, or unset RANK",
         ),
         ({**JOB, "RANK": "5"}, "RANK=5 with WORLD_SIZE=2: ranks count from 0 to 1"),
-        ({**JOB, "RANK": "x"}, "RANK=x is no number of ranks: leave it to torchrun, or unset it"),
-        ({**JOB, "WORLD_SIZE": "x"}, "WORLD_SIZE=x is no number of ranks: leave it to torchrun, or unset it"),
+        ({**JOB, "RANK": "x"}, "RANK=x is not a number of ranks: leave it to torchrun, or unset it"),
+        ({**JOB, "WORLD_SIZE": "x"}, "WORLD_SIZE=x is not a number of ranks: leave it to torchrun, or unset it"),
         ({**JOB, "WORLD_SIZE": "0"}, "RANK=0 with WORLD_SIZE=0: there are no ranks"),
-        ({**JOB, "MASTER_PORT": "99999999"}, "MASTER_PORT=99999999 is no port: "),
-        ({**JOB, "MASTER_PORT": "x"}, "MASTER_PORT=x is no port: "),
+        ({**JOB, "MASTER_PORT": "99999999"}, "MASTER_PORT=99999999 is not a port: "),
+        ({**JOB, "MASTER_PORT": "x"}, "MASTER_PORT=x is not a port: "),
         ({**JOB, "MASTER_ADDR": "no.such.host.invalid"}, "MASTER_ADDR=no.such.host.invalid is not found ("),
     ],
     ids=lambda value: " ".join(f"{name}={each}" for name, each in value.items()) if isinstance(value, dict) else "",
@@ -592,7 +598,7 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ([], "holds step-00000002: add --resume to go on, or name another folder"),
+        ([], "holds step-00000002: add --resume to continue, or name another folder"),
         (["--resume", "--steps=1"], "--steps 1: "),
         (["--resume", "--data=text"], "not on text (400 bytes, checksum "),
         *(([*["--resume"], f"--{name}={value}"], f"--{name} {value}: ") for name, value in [

@@ -94,7 +94,7 @@ def test_list_names_labs_and_exercises(lab: Run) -> None:
 
 def test_a_copy_has_no_outputs_and_its_edition_and_is_never_overwritten(lab: Run) -> None:
     code, said = lab("start", "4")
-    assert (code, said) == (0, f"{COPY}: go on with jupyter lab {COPY}")
+    assert (code, said) == (0, f"{COPY}: continue with jupyter lab {COPY}")
     notebook, shipped = read_notebook(Path(COPY)), read_notebook(catalogue.shipped_notebook("04"))
     code_cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert code_cells
@@ -108,7 +108,7 @@ def test_a_copy_has_no_outputs_and_its_edition_and_is_never_overwritten(lab: Run
     assert b64decode(content["image/svg+xml"]) == picture.read_bytes()
     assert notebook["metadata"]["minifsdp"]["edition"] == catalogue.edition_of(shipped)
     Path(COPY).write_text("mine")
-    assert lab("start", "04") == (2, f"minifsdp: {COPY} already exists: go on with it, or name another folder\n")
+    assert lab("start", "04") == (2, f"minifsdp: {COPY} already exists: continue with it, or name another folder\n")
     assert Path(COPY).read_text() == "mine"
     assert lab("start", "04", "new/folder")[0] == 0
     assert Path("new/folder", COPY).exists()
@@ -225,7 +225,7 @@ def test_hints_reveals_and_progress(lab: Run) -> None:
     assert lab("hint", "4.1")[1] == f"hint 2 of 2: {REFERENCE.hints[1]}"
     said = lab("progress")[1]
     assert "4.1 pad_and_chunk not attempted 2 hints 4.2" in said
-    assert "as last saved, 0 of 89 exercises passed; next: 4.1 " in said, "of the lab that was started"
+    assert "in the saved notebooks, 0 of 89 exercises passed; next: 4.1 " in said, "of the lab that was started"
     assert lab("reveal", "4.1")[1] == " ".join(REFERENCE.source.split())
     Path(".minifsdp/predictions").mkdir()
     Path(".minifsdp/predictions/4.1.json").write_text("1234")
@@ -320,7 +320,7 @@ def test_update_carries_answers_and_predictions_over(lab: Run) -> None:
     before = Path(COPY).read_text()
     code, said = lab("update", "04")
     new = COPY.replace(".ipynb", "_2.ipynb")
-    assert (code, said.startswith(f"{new}: go on with jupyter lab {new}")) == (0, True)
+    assert (code, said.startswith(f"{new}: continue with jupyter lab {new}")) == (0, True)
     assert Path(COPY).read_text() == before
     assert [answer(new), answer(new, one), answer(new, other)] == [RIGHT, changed, "%magic"]
     assert "4.1 pad_and_chunk: carried over 4" in said
@@ -454,7 +454,7 @@ def no_space(path: Path, content: bytes) -> None:
 
 
 def test_progress_of_what_is_no_folder(lab: Run) -> None:
-    assert lab("progress", "nowhere") == (2, "minifsdp: nowhere is not a folder: name the one with your notebooks\n")
+    assert lab("progress", "nowhere") == (2, "minifsdp: nowhere is not a folder: name the folder with your notebooks\n")
 
 
 # Installed

@@ -426,7 +426,7 @@ def test_bad_calls_end_in_one_line_before_anything_starts(monkeypatch: Any) -> N
             call()
         assert "\n" not in str(caught.value)
     if torch.cuda.device_count() < 999:
-        with pytest.raises(ValueError, match=r"CUDA is asked for, but there (is|are) .* GPUs? for 999 ranks"):
+        with pytest.raises(ValueError, match=r"CUDA was requested, but there (is|are) .* GPUs? for 999 ranks"):
             launch(int, 999, backend="nccl")
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(RuntimeError, match="WSL2"):

@@ -8,32 +8,24 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.nn.functional as F
+from in_stages import InStages
 from on_ranks import Checks, shared_folder
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from transformers_models import MODELS, VOCABULARY
 
-from minifsdp import comm, pipeline
+from minifsdp import comm
 from minifsdp.checkpoint import StateDictOptions, get_state_dict, set_state_dict
 from minifsdp.course.ladder.model import GPT
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import fully_shard
-from minifsdp.pipeline import PipelineStage, divide, keep_transformers_stage, split_gpt
-from minifsdp.pipeline.placement import in_a_v, looped
+from minifsdp.pipeline import divide, keep_transformers_stage, split_gpt
+from minifsdp.pipeline.gpt import cross_entropy
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
 check = Checks(__name__)
 MICROS, TOKENS, BLOCKS = 4, 6, 6
-SCHEDULES: dict[str, tuple[str, int, Any]] = {
-    "1f1b": ("Schedule1F1B", 1, looped),
-    "interleaved": ("ScheduleInterleaved1F1B", 2, looped),
-    "zbv": ("ScheduleZBVZeroBubble", 2, in_a_v),
-}
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+NAMES = ("1f1b", "interleaved", "zbv")
 
 
 def rows(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -42,23 +34,16 @@ def rows(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return ids[:, :-1], ids[:, 1:]
 
 
-class Pipeline:
+class Pipeline(InStages):
     """This rank's stages of a model, and their schedule."""
 
     def __init__(self, name: str, stage_of: Any, group: Any = None, wrap: Any = lambda module: module) -> None:
-        kind, per_rank, place = SCHEDULES[name]
-        group = comm.world(group)
-        self.count = group.size() * per_rank
-        mine = [stage for stage in range(self.count) if place(stage, group.size()) == group.rank()]
-        self.modules = {stage: wrap(stage_of(self.count, stage)) for stage in mine}
-        stages = [PipelineStage(module, each, self.count, "cpu", group=group) for each, module in self.modules.items()]
-        schedule = getattr(pipeline, kind)
-        self.schedule = schedule(stages if per_rank > 1 else stages[0], MICROS, cross_entropy)
+        super().__init__(name, MICROS, lambda count, stage: wrap(stage_of(count, stage)), cross_entropy, group)
 
     def step(self, tokens: Tensor, targets: Tensor, **kwargs: Any) -> list[Tensor]:
         losses: list[Tensor] = []
-        given = [tokens] if 0 in self.modules else []
-        target = targets if self.count - 1 in self.modules else None
+        given = [tokens] if self.is_first else []
+        target = targets if self.is_last else None
         self.schedule.step(*given, target=target, losses=losses, return_outputs=False, **kwargs)
         return losses
 
@@ -91,7 +76,7 @@ def gpt(tied: bool = False) -> GPT:
     return GPT(VOCABULARY, 12, BLOCKS, 2, TOKENS, tied).double()
 
 
-@check(ranks=(2, 3), name=tuple(SCHEDULES), tied=(False, True))
+@check(ranks=(2, 3), name=NAMES, tied=(False, True))
 def the_courses_gpt(name: str, tied: bool) -> None:
     """Also when gradients of several steps add up."""
     whole, (tokens, targets) = gpt(tied), rows(2 * MICROS)

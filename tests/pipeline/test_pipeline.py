@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from in_stages import SCHEDULES, InStages
 from on_ranks import Checks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,21 +21,10 @@ from minifsdp.course.launch import RankError, launch
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.pipeline import PipelineStage, TensorChunkSpec, merge_chunks, split_args_kwargs_into_chunks
-from minifsdp.pipeline.placement import in_a_v, looped
 from minifsdp.zero import Zero1Optimizer
 
 check = Checks(__name__)
 WIDTH = 6
-SCHEDULES: dict[str, tuple[str, int, Any]] = {  # its class, stages on each rank, and where they are
-    "gpipe": ("ScheduleGPipe", 1, looped),
-    "1f1b": ("Schedule1F1B", 1, looped),
-    "zb-h1": ("ScheduleInterleavedZeroBubble", 1, looped),
-    "looped bfs": ("ScheduleLoopedBFS", 2, looped),
-    "interleaved": ("ScheduleInterleaved1F1B", 2, looped),
-    "interleaved zb": ("ScheduleInterleavedZeroBubble", 2, looped),
-    "zbv": ("ScheduleZBVZeroBubble", 2, in_a_v),
-    "dualpipe v": ("ScheduleDualPipeV", 2, in_a_v),
-}
 
 
 def layers(count: int) -> nn.Sequential:
@@ -51,23 +41,11 @@ def rows(number: int, seed: int = 1) -> tuple[Tensor, Tensor]:
     return x, target
 
 
-class Part:
+class Part(InStages):
     """This rank's stages of `layers`, one layer each, and a schedule for them."""
 
     def __init__(self, name: str, micros: int, group: Any = None, wrap: Any = lambda module: module, **options: Any):
-        kind, per_rank, place = SCHEDULES[name]
-        group = comm.world(group)
-        ranks, rank = group.size(), group.rank()
-        self.count = ranks * per_rank
-        whole = layers(self.count)
-        self.mine = [stage for stage in range(self.count) if place(stage, ranks) == rank]
-        self.modules = [wrap(whole[stage]) for stage in self.mine]
-        stages = [
-            PipelineStage(m, s, self.count, "cpu", group=group) for s, m in zip(self.mine, self.modules, strict=True)
-        ]
-        takes_list = "Interleaved" in kind or per_rank > 1
-        self.schedule = getattr(pipeline, kind)(stages if takes_list else stages[0], micros, mse_loss, **options)
-        self.is_first, self.is_last = 0 in self.mine, self.count - 1 in self.mine
+        super().__init__(name, micros, lambda count, stage: wrap(layers(count)[stage]), mse_loss, group, **options)
 
     def step(self, x: Tensor, target: Tensor, losses: list[Tensor] | None = None) -> Any:
         return self.schedule.step(
@@ -75,7 +53,7 @@ class Part:
         )
 
     def parameters(self) -> list[Tensor]:
-        return [p for module in self.modules for p in module.parameters()]
+        return [p for module in self.modules.values() for p in module.parameters()]
 
     def of(self, whole: nn.Sequential) -> list[Tensor]:
         """The same parameters in a whole model."""

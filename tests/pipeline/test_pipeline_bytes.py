@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+from in_stages import InStages
 from on_ranks import Checks
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from minifsdp import comm, pipeline
+from minifsdp import comm
 from minifsdp.course.ladder import pipeline as form
 from minifsdp.course.ladder.activations import Sizes
 from minifsdp.course.ladder.model import GPT, Block
@@ -21,8 +21,8 @@ from minifsdp.course.watch.ledger import Ledger
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
 from minifsdp.fsdp2 import fully_shard
-from minifsdp.pipeline import PipelineStage, split_gpt
-from minifsdp.pipeline.placement import in_a_v, looped
+from minifsdp.pipeline import split_gpt
+from minifsdp.pipeline.gpt import cross_entropy
 from minifsdp.pipeline.schedules.interleaved import interleaved
 from minifsdp.pipeline.schedules.one_f_one_b import one_f_one_b
 from minifsdp.pipeline.schedules.zero_bubble import zero_bubble
@@ -31,33 +31,17 @@ from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
 check = Checks(__name__)
 BLOCKS, WIDTH, HEADS, CONTEXT, VOCABULARY, ROWS = 6, 24, 4, 10, 50, 2
-SCHEDULES: dict[str, tuple[str, int, Any]] = {
-    "gpipe": ("ScheduleGPipe", 1, looped),
-    "1f1b": ("Schedule1F1B", 1, looped),
-    "zb-h1": ("ScheduleInterleavedZeroBubble", 1, looped),
-    "looped bfs": ("ScheduleLoopedBFS", 2, looped),
-    "interleaved": ("ScheduleInterleaved1F1B", 2, looped),
-    "zbv": ("ScheduleZBVZeroBubble", 2, in_a_v),
-}
+NAMES = ("gpipe", "1f1b", "zb-h1", "looped bfs", "interleaved", "zbv")
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-class Ours:
+class Ours(InStages):
     """This rank's stages of the GPT, and their schedule."""
 
     def __init__(self, name: str, micros: int, group: Any = None, wrap: Any = lambda module: module) -> None:
-        kind, per_rank, place = SCHEDULES[name]
-        group = comm.world(group)
-        self.count, self.tokens = group.size() * per_rank, torch.randint(VOCABULARY, (ROWS * micros, CONTEXT))
-        self.mine = [stage for stage in range(self.count) if place(stage, group.size()) == group.rank()]
-        self.modules = [wrap(split_gpt(self.whole(), self.count, stage)) for stage in self.mine]
-        pairs = zip(self.mine, self.modules, strict=True)
-        stages = [PipelineStage(module, stage, self.count, "cpu", group=group) for stage, module in pairs]
-        takes_list = "Interleaved" in kind or per_rank > 1
-        self.schedule = getattr(pipeline, kind)(stages if takes_list else stages[0], micros, cross_entropy)
+        self.tokens = torch.randint(VOCABULARY, (ROWS * micros, CONTEXT))
+        super().__init__(
+            name, micros, lambda count, stage: wrap(split_gpt(self.whole(), count, stage)), cross_entropy, group
+        )
 
     @staticmethod
     def whole() -> GPT:
@@ -65,16 +49,16 @@ class Ours:
         return GPT(VOCABULARY, WIDTH, BLOCKS, HEADS, CONTEXT)
 
     def step(self) -> None:
-        target = self.tokens if self.count - 1 in self.mine else None
-        self.schedule.step(*([self.tokens] if 0 in self.mine else []), target=target, return_outputs=False)
+        target = self.tokens if self.is_last else None
+        self.schedule.step(*([self.tokens] if self.is_first else []), target=target, return_outputs=False)
 
 
-@check(ranks=(2, 3), name=tuple(SCHEDULES))
+@check(ranks=(2, 3), name=NAMES)
 def activations_before_each_action(name: str, micros: int = 6) -> None:
     levels: list[int] = []
     with Ledger() as ledger:
         ours = Ours(name, micros)
-        for module in ours.modules:
+        for module in ours.modules.values():
             ledger.watch(module)
         ours.step()
         before = ledger.mark("before")["activations"]
@@ -86,7 +70,7 @@ def activations_before_each_action(name: str, micros: int = 6) -> None:
     assert max(levels) == form.held(ours.schedule.plan, dist.get_rank(), stages, sizes)
 
 
-@check(ranks=(2, 3), name=tuple(SCHEDULES))
+@check(ranks=(2, 3), name=NAMES)
 def messages_of_a_step(name: str, micros: int = 6) -> None:
     """Of one size: b s h elements."""
     ours, rank = Ours(name, micros), dist.get_rank()
@@ -124,9 +108,9 @@ def collectives_of_data_parallelism(name: str, how: str, micros: int = 4) -> Non
     dp = mesh["dp"].get_group()
     ours = Ours(name, micros, mesh["pp"].get_group(), lambda module: data_parallel(how, mesh["dp"], module))
     kind = {"zero1": Zero1Optimizer, "zero2": Zero2Optimizer}.get(how)
-    optimizers: list[Any] = [torch.optim.SGD(module.parameters(), 0.1) for module in ours.modules]
+    optimizers: list[Any] = [torch.optim.SGD(module.parameters(), 0.1) for module in ours.modules.values()]
     if kind is not None:  # one for each stage: ZeRO-2's reduces all that it has in each backward
-        optimizers = [kind(module.parameters(), torch.optim.SGD, dp, 0.02, lr=0.1) for module in ours.modules]
+        optimizers = [kind(module.parameters(), torch.optim.SGD, dp, 0.02, lr=0.1) for module in ours.modules.values()]
     for _ in range(2):  # the second knows what the first has learnt
         with comm.record() as log:
             ours.step()
@@ -137,13 +121,13 @@ def collectives_of_data_parallelism(name: str, how: str, micros: int = 4) -> Non
     repeats, of_root = (form.data_parallel(how, micros, is_root) for is_root in (False, True))
     if how == "ddp":
         reduced = [payload for (op, payload), count in found.items() if op == "all_reduce" for _ in range(count)]
-        assert sum(reduced) == 4 * sum(p.numel() for module in ours.modules for p in module.parameters())
+        assert sum(reduced) == 4 * sum(p.numel() for module in ours.modules.values() for p in module.parameters())
         return
     if kind is not None:
         sizes = Counter(4 * bucket.shard.numel() * 2 for optimizer in optimizers for bucket in optimizer.buckets)
         roots: Counter[int] = Counter()
     else:
-        sizes, roots = units_of(ours.modules, how)
+        sizes, roots = units_of(ours.modules.values(), how)
     assert sizes.total() > 1
     for op, each, root in (
         ("all_gather", repeats.gathers, of_root.gathers),

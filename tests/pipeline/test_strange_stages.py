@@ -10,25 +10,14 @@ import torch
 import torch.distributed as dist
 from on_ranks import Checks
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.functional import mse_loss
-from torch.utils.checkpoint import checkpoint
 
 from minifsdp import pipeline
 from minifsdp.pipeline import PipelineStage
 
 check = Checks(__name__)
 WIDTH, MICROS = 6, 4
-
-
-class Checkpointed(nn.Module):
-    """Forward runs again in backward."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Any:
-        return checkpoint(self.inner, x, use_reentrant=False)
 
 
 class Twice(nn.Linear):
@@ -63,7 +52,7 @@ MODELS: dict[str, Any] = {  # the stages of three ranks
     "frozen between": lambda: [usual(), frozen(), usual()],
     "no parameters": lambda: [usual(), nn.GELU(), usual()],
     "identity": lambda: [usual(), nn.Identity(), usual()],
-    "checkpointed": lambda: [Checkpointed(usual()) for _ in range(3)],
+    "checkpointed": lambda: [checkpoint_wrapper(usual()) for _ in range(3)],
     "used twice": lambda: [Twice(WIDTH, WIDTH), Twice(WIDTH, WIDTH), nn.Sequential(*[nn.Linear(WIDTH, WIDTH)] * 2)],
     "masks": lambda: [Masked(), Masked(), Masked()],
 }

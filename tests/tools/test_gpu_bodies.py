@@ -283,7 +283,7 @@ def test_a_failed_check_ends_its_launch_and_those_after_it_get_another() -> None
     for name in ("passes", "passes again"):
         checks.assert_passed(2, name, GLOO, told[name].__setitem__)
     assert told["passes"]["rank"] == told["passes again"]["rank"] == 0
-    assert told["passes"]["world"] == "2 ranks over gloo on CPU: as asked for"
+    assert told["passes"]["world"] == "2 ranks over gloo on CPU: as requested"
     assert told["passes"]["process"] != told["passes again"]["process"]
     with pytest.raises(pytest.fail.Exception, match="rank 1 is not rank 0"):
         checks.assert_passed(2, "fails_on_rank_1", GLOO)

@@ -22,7 +22,7 @@ from tools.worlds_table import NO_RECORDS, NOT_RUN, SHARED_TIMES, TORCHS, WORLDS
 from tools.worlds_table import RUNGS as ROWS
 
 ROOT = Path(__file__).parents[2]
-SHARED = "2 ranks over NCCL, sharing cuda:0: 1 GPU here, shared as asked for"
+SHARED = "2 ranks over NCCL, sharing cuda:0: 1 GPU here, shared as requested"
 VERSIONS = {"python": "3", "torch": "2.stub", "cuda": "0", "nccl": "0.stub", "driver": None, "minifsdp": "0"}
 NAME = "made-up-7-x1"
 

@@ -86,7 +86,8 @@ def test_each_folder_says_what_it_holds(sources: Path) -> None:
 
 def test_the_sidebar_has_the_ladder_and_the_code(sources: Path) -> None:
     text = (sources / "index.md").read_text()
-    assert re.findall(r"^([\w-]+) <minifsdp/", text, re.MULTILINE) == [*RUNGS, "tp", "tp-sp"]
+    further = ["tp", "tp-sp", "naive", "gpipe", "1f1b", "interleaved", "zb-h1", "1f1b-ddp"]  # of the other ladders
+    assert re.findall(r"^([\w-]+) <minifsdp/", text, re.MULTILINE) == [*RUNGS, *further]
     assert ":caption: Code\n\nminifsdp/index\n" in text
     assert ":caption: For maintainers\n\nCONTRIBUTING\ndocs/speed\n" in text
 

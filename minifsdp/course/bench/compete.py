@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,6 +14,7 @@ from minifsdp import device
 from minifsdp.course.bench.contestants import Contestant
 from minifsdp.course.bench.memory import measure_memory, release
 from minifsdp.course.bench.settings import Settings
+from minifsdp.course.bench.turns import turns
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.rungs import Trainer, plain
@@ -85,27 +85,19 @@ def _time(
     where: torch.device,
     advance: Callable[[str, str], None],
 ) -> dict[str, dict[str, Any]]:
-    """Time one step of each contestant per batch, so that other load on the machine affects them all alike.
-
-    The order is shuffled for each batch, identically on all ranks: a step inherits the caches and the allocator's
-    blocks from the step before it.
-    """
-    order = list(trainers.items())
-    shuffled = random.Random(0)
+    """Time one step of each contestant per batch, in turns."""
     results: dict[str, dict[str, Any]] = {name: {"losses": [], "step_seconds": [], "bytes": None} for name in trainers}
-    for number, batch in enumerate(batches):
-        shuffled.shuffle(order)
-        for name, trainer in order:
-            align(where)
-            device.synchronize(where)  # on CUDA the host would not have waited for the other ranks yet
-            start = time.perf_counter()
-            loss = take_step(trainer, batch, where)
-            device.synchronize(where)
-            seconds = time.perf_counter() - start
-            if number >= warm_up:
-                results[name]["step_seconds"].append(seconds)
-            results[name]["losses"].append(float(loss))
-            advance(name, "timing" if number >= warm_up else "warming up")
+    for number, name, trainer in turns(trainers, len(batches)):
+        align(where)
+        device.synchronize(where)  # on CUDA the host would not have waited for the other ranks yet
+        start = time.perf_counter()
+        loss = take_step(trainer, batches[number], where)
+        device.synchronize(where)
+        seconds = time.perf_counter() - start
+        if number >= warm_up:
+            results[name]["step_seconds"].append(seconds)
+        results[name]["losses"].append(float(loss))
+        advance(name, "timing" if number >= warm_up else "warming up")
     return results
 
 

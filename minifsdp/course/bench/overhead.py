@@ -9,10 +9,8 @@ CPU time of the process.
 from __future__ import annotations
 
 import cProfile
-import gc
 import io
 import pstats
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -29,6 +27,7 @@ from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from minifsdp import comm
+from minifsdp.course.bench.turns import turns_without_garbage
 from minifsdp.course.launch import launch
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
 from minifsdp.fsdp2 import fully_shard
@@ -141,21 +140,15 @@ def _time(settings: Settings) -> tuple[dict[str, list[float]], dict[str, int]]:
     steppers = {name: _Stepper(name, settings) for name in CONTESTANTS}
     seconds: dict[str, list[float]] = {name: [] for name in steppers}
     messages = dict.fromkeys(steppers, 0)
-    order, shuffled = list(steppers.items()), random.Random(0)  # a step inherits the caches of the one before
-    gc.freeze()  # keeps the collections between steps short
-    gc.disable()
     with comm.record() as log:
-        for number in range(WARM_UP + settings.steps):
-            shuffled.shuffle(order)
-            for name, stepper in order:
-                gc.collect()
-                log.clear()
-                start = time.process_time()  # no step waits, and other load on the machine does not count
-                stepper.step()
-                taken = time.process_time() - start
-                messages[name] = len(log)
-                if number >= WARM_UP:
-                    seconds[name].append(taken)
+        for number, name, stepper in turns_without_garbage(steppers, WARM_UP + settings.steps):
+            log.clear()
+            start = time.process_time()  # no step waits, and other load on the machine does not count
+            stepper.step()
+            taken = time.process_time() - start
+            messages[name] = len(log)
+            if number >= WARM_UP:
+                seconds[name].append(taken)
     return seconds, messages
 
 

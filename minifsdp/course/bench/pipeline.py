@@ -7,8 +7,6 @@ for a message does not count, and neither does other load on the machine.
 
 from __future__ import annotations
 
-import gc
-import random
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
@@ -21,6 +19,7 @@ from torch.distributed import pipelining as torchs
 from torch.nn.functional import mse_loss
 
 from minifsdp import pipeline as ours
+from minifsdp.course.bench.turns import turns_without_garbage
 from minifsdp.course.launch import launch
 
 WARM_UP = 5  # steps: the first connects the ranks and says what passes
@@ -118,19 +117,13 @@ def _time(settings: Settings) -> dict[tuple[str, str], list[float]]:
         for library, module in _CONTESTANTS.items()
     }
     seconds: dict[tuple[str, str], list[float]] = {key: [] for key in contestants}
-    order, shuffled = list(contestants.items()), random.Random(0)  # the same on all ranks
     x = torch.ones(settings.micros, settings.width)
     first, last = dist.get_rank() == 0, dist.get_rank() == settings.ranks - 1
-    gc.freeze()
-    gc.disable()
-    for number in range(WARM_UP + settings.steps):
-        shuffled.shuffle(order)
-        for key, schedule in order:
-            gc.collect()
-            dist.barrier()
-            start = time.thread_time()
-            schedule.step(*([x] if first else []), target=x if last else None)
-            taken = time.thread_time() - start
-            if number >= WARM_UP:
-                seconds[key].append(taken)
+    for number, key, schedule in turns_without_garbage(contestants, WARM_UP + settings.steps):
+        dist.barrier()
+        start = time.thread_time()
+        schedule.step(*([x] if first else []), target=x if last else None)
+        taken = time.thread_time() - start
+        if number >= WARM_UP:
+            seconds[key].append(taken)
     return seconds

@@ -7,10 +7,7 @@ backward, and gradients set to None, between two barriers.
 
 from __future__ import annotations
 
-import gc
-import random
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +19,7 @@ from torch.distributed.tensor import Shard
 
 import minifsdp.tensor_parallel as ours
 from minifsdp import comm
+from minifsdp.course.bench.turns import turns_without_garbage
 from minifsdp.course.launch import launch
 
 WARM_UP = 5  # steps
@@ -131,30 +129,18 @@ def _take_turns(settings: Settings, on_ranks: bool) -> Found:
     steppers = {name: _Stepper(name, settings) for name in names}
     found = Found({name: [] for name in names}, dict.fromkeys(names, 0), {})
     clock = time.perf_counter if on_ranks else time.process_time
-    order, shuffled = list(steppers.items()), random.Random(0)  # the same on all ranks
-    gc.freeze()
-    gc.disable()
     with comm.record() as log:
-        for number in range(WARM_UP + settings.steps):
-            shuffled.shuffle(order)
-            for name, stepper in order:
-                gc.collect()
-                log.clear()
-                if on_ranks:
-                    dist.barrier()
-                start = clock()
-                loss = stepper.step()
-                if on_ranks:
-                    dist.barrier()
-                taken = clock() - start
-                found.messages[name] = len(log)
-                found.losses.setdefault(name, loss.item())
-                if number >= WARM_UP:
-                    found.seconds[name].append(taken)
+        for number, name, stepper in turns_without_garbage(steppers, WARM_UP + settings.steps):
+            log.clear()
+            if on_ranks:
+                dist.barrier()
+            start = clock()
+            loss = stepper.step()
+            if on_ranks:
+                dist.barrier()
+            taken = clock() - start
+            found.messages[name] = len(log)
+            found.losses.setdefault(name, loss.item())
+            if number >= WARM_UP:
+                found.seconds[name].append(taken)
     return found
-
-
-def ratio(runs: Sequence[Mapping[str, float]], ours: str, theirs: str) -> float:
-    """The median over all runs of the ratio of two contestants' medians."""
-    ratios = sorted(run[ours] / run[theirs] for run in runs)
-    return ratios[len(ratios) // 2]

@@ -50,11 +50,11 @@ def bench(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = Path("results/bench"),
     seed: Annotated[int, typer.Option(help="Seed of the model and of the batches.")] = DEFAULT.seed,
-    memory: Annotated[bool, typer.Option(help="Measure peaks of memory too.")] = DEFAULT.memory,
+    memory: Annotated[bool, typer.Option(help="Also measure peak memory.")] = DEFAULT.memory,
 ) -> None:
-    """Measure a step of torch's DDP, FSDP1 and FSDP2, of our versions and of every rung, interleaved in one group.
+    """Measure a step of torch's DDP, FSDP1 and FSDP2, of our versions and of every rung, all in one interleaved run.
 
-    Exit code 1 if any losses differ from those of one process that trains on the whole batch.
+    The exit code is 1 if any losses differ from those of one process that trains on the global batch.
 
     Example: minifsdp bench --only plain,torch-fsdp1,our-fsdp --width 512 --context 128
     """

@@ -21,26 +21,26 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "ladder": Command("ladder", "one model on every rung: memory, time and traffic of each"),
-    "lab": Command("lab", "the labs: start one, check an answer, get a hint, mark"),
-    "train": Command("train", "train with any strategy, precision and schedule; checkpoints"),
-    "bench": Command("bench", "our step against torch's, in seconds and bytes"),
+    "ladder": Command("ladder", "train one model on every rung; show memory, time and traffic"),
+    "lab": Command("lab", "start a lab, check an answer, get a hint, mark"),
+    "train": Command("train", "train with any strategy, precision and schedule, with checkpoints"),
+    "bench": Command("bench", "compare our step with torch's, in seconds and bytes"),
     "doctor": Command("doctor", "check this machine: hardware, ranks, bandwidth"),
-    "ps": Command("processes", "your own ranks and servers"),
+    "ps": Command("processes", "list your own ranks and servers"),
     "clean": Command("processes", "end leftover ranks and servers"),
 }
 START = {
-    "minifsdp ladder": "half a minute: tables, pictures, traces",
-    "minifsdp lab start 00": "the first notebook, in this folder",
-    "minifsdp COMMAND --help": "options, and an example",
-    "minifsdp --install-completion": "Tab completion for commands in your shell",
+    "minifsdp ladder": "print tables, draw pictures, record traces (half a minute)",
+    "minifsdp lab start 00": "copy the first notebook to this folder",
+    "minifsdp COMMAND --help": "show options and an example",
+    "minifsdp --install-completion": "set up Tab completion in your shell",
 }
 
 
 class _Commands(TyperGroup):
     """A group that imports a command's module on demand: the ladder needs torch, which takes a second."""
 
-    _completing = False  # names only, which needs no module
+    _completing = False  # completion needs only names, and no module
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         self._completing = True

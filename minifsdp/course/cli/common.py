@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 NARROWEST = 30  # columns
 
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda; auto takes GPUs if there are enough.")]
-RanksOption = Annotated[int | None, typer.Option("--ranks", help="Number of ranks, N; default: 2, or torchrun's.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda; auto uses GPUs if there are enough.")]
+RanksOption = Annotated[
+    int | None, typer.Option("--ranks", help="Number of ranks, N; default: torchrun's, otherwise 2.")
+]
 ShareOption = Annotated[
     bool | None,
-    typer.Option("--share-gpu/--no-share-gpu", help="Several NCCL ranks on one GPU, if there are too few GPUs."),
+    typer.Option("--share-gpu/--no-share-gpu", help="Run several NCCL ranks on a GPU if there are too few."),
 ]
 
 

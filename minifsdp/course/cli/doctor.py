@@ -33,17 +33,17 @@ MARGIN = 3.0  # seconds left for writing and showing the findings
 @app.command()
 def doctor(
     ranks: Annotated[
-        int | None, typer.Option(help="Number of ranks; default: one per GPU, at least 2, or torchrun's.")
+        int | None, typer.Option(help="Number of ranks; default: torchrun's, otherwise one per GPU, at least 2.")
     ] = None,
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
-    peak: Annotated[str | None, typer.Option(help='Rate of the link, such as "400GB/s".')] = None,
+    peak: Annotated[str | None, typer.Option(help='Nominal bandwidth of the link, such as "400GB/s".')] = None,
     seconds: Annotated[float, typer.Option(help="Time limit for the whole command.", min=10, max=3600)] = 60.0,
     out: Annotated[Path, typer.Option(help="Folder for doctor.json and bandwidth.png.")] = Path("results/doctor"),
 ) -> None:
     """List the hardware, check the ranks, measure their bandwidth, and list the labs that can run here.
 
-    Exit code 1 and the reason if something is broken.
+    If something is broken, the command prints the reason and exits with code 1.
 
     Example: minifsdp doctor --ranks 4 --device cpu
     """

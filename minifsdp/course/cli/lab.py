@@ -21,7 +21,7 @@ from minifsdp.course.workshop import catalogue, copies, editions, progress
 
 GIB = 2**30
 HERE = Path()
-HELP = """Labs 00 to 13: copy one, check answers, get hints, see your progress.
+HELP = """Copy one of the labs 00 to 13, check answers, get hints, see your progress.
 
 Example: minifsdp lab start 00
 """
@@ -62,7 +62,7 @@ def list_labs(
         str, typer.Argument(metavar="[NN]", help="Show the exercises of this lab.", autocompletion=_labs)
     ] = "",
 ) -> None:
-    """Show the labs and how long they take, or the exercises of one.
+    """List the labs and their durations, or the exercises of one lab.
 
     Example: minifsdp lab list 05
     """
@@ -88,7 +88,7 @@ def start(lab: Lab, folder: Folder = HERE) -> None:
     """
     with _refusing():
         copy = copies.start(catalogue.as_named(lab), folder)
-    print(f"{copy}: go on with   jupyter lab {copy}")
+    print(f"{copy}: continue with   jupyter lab {copy}")
     if find_spec("jupyterlab") is None:
         print("JupyterLab is not installed here:   pip install jupyterlab")
 
@@ -101,7 +101,7 @@ def update(lab: Lab, folder: Folder = HERE) -> None:
     """
     with _refusing():
         copy, remarks = editions.update(catalogue.as_named(lab), folder)
-    print(f"{copy}: go on with   jupyter lab {copy}" if copy else "you have the newest edition")
+    print(f"{copy}: continue with   jupyter lab {copy}" if copy else "you have the newest edition")
     for remark in remarks:
         print(f"    {remark}")
 
@@ -111,9 +111,9 @@ def check(
     exercise: Exercise,
     notebook: Annotated[Path | None, typer.Argument(help="Default: the notebook of that lab in this folder.")] = None,
 ) -> None:
-    """Check an answer, as last saved, in a fresh process, just as its notebook does.
+    """Check the last saved version of an answer in a fresh process, as its notebook does.
 
-    Exit code 1 if it does not pass; 0 if it passes or is still blank.
+    The exit code is 1 if the answer does not pass, and 0 if it passes or is still blank.
 
     Example: minifsdp lab check 5.2
     """
@@ -131,7 +131,7 @@ def check(
 
 @app.command()
 def hint(exercise: Exercise) -> None:
-    """Show the next hint to an exercise; there are two.
+    """Show the next of the two hints to an exercise.
 
     Example: minifsdp lab hint 5.2
     """
@@ -146,7 +146,7 @@ def hint(exercise: Exercise) -> None:
 
 @app.command()
 def reveal(exercise: Exercise) -> None:
-    """Show the reference answer to an exercise. A note next to your notebooks records it.
+    """Show the reference answer to an exercise. A note next to your notebooks records that you have seen it.
 
     Example: minifsdp lab reveal 5.2
     """
@@ -161,7 +161,7 @@ def reveal(exercise: Exercise) -> None:
 
 @app.command("progress")
 def show_progress(folder: Folder = HERE) -> None:
-    """Show the state of each exercise, and the next one. This reads the notebooks as last saved and runs nothing.
+    """Show the state of each exercise, and the next exercise. This reads the saved notebooks and runs nothing.
 
     Example: minifsdp lab progress
     """
@@ -195,10 +195,10 @@ def score(folder: Folder = HERE) -> None:
 
     with _refusing():
         if not folder.is_dir():
-            raise ValueError(f"{folder} is no folder: name the one with your notebooks")
+            raise ValueError(f"{folder} is not a folder: name the folder with your notebooks")
         tables = [table for board in scores.BOARDS if (table := scores.table(folder, board)) is not None]
     if not tables:
-        print("no schedule has been tried in this folder: the tasks are at the end of labs 08 and 14")
+        print("no schedule has been tried in this folder yet: the tasks are at the end of labs 08 and 14")
     for table in tables:
         new_console().print(table)
 
@@ -210,7 +210,7 @@ def _summary(standings: dict[str, list[progress.Standing] | str]) -> str:
     passed = sum(states.get(each) == progress.PASSED for each in exercises)
     left = [each for each in exercises if states.get(each) != progress.PASSED]
     following = next((each for each in left if each in states), next(iter(left), None))  # of a lab that was started
-    total = f"as last saved, {passed} of {len(exercises)} exercises passed"
+    total = f"in the saved notebooks, {passed} of {len(exercises)} exercises passed"
     if following is None:
         return total
     lab = next(lab for lab in standings if following in catalogue.stubs_of(lab))
@@ -223,13 +223,13 @@ def _summary(standings: dict[str, list[progress.Standing] | str]) -> str:
 def run(
     lab: Lab,
     notebook: Annotated[Path | None, typer.Argument(help="Default: the notebook of that lab in this folder.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the results of this run alone.")] = Path("results/lab"),
+    out: Annotated[Path, typer.Option(help="Folder for the results of only this run.")] = Path("results/lab"),
     time_limit: Annotated[float, typer.Option(min=1, max=1e6, help="Time limit in seconds.")] = 600.0,
 ) -> None:
-    """Run all cells of a notebook, as last saved, unattended, as in a batch job.
+    """Run all cells of a saved notebook unattended, for example in a batch job.
 
-    The notebook itself is not changed. Its outputs, figures, traces and a record go to the output folder, even if a
-    cell raises, at the time limit, and on Ctrl-C. Exit code 1 unless all cells have run.
+    The notebook itself is not changed. Its outputs, figures, traces and a record are written to the output folder,
+    even if a cell raises an exception, at the time limit, and on Ctrl-C. The exit code is 1 unless all cells have run.
 
     Example: minifsdp lab run 05 --out results/lab05 --time-limit 240
     """
@@ -265,7 +265,7 @@ def run(
 def mark(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with a subfolder of notebooks per learner.")],
     out: Annotated[Path, typer.Option(help="Table to write; the file must not exist yet.")],
-    variants: Annotated[Path | None, typer.Option(help="TOML file with further check settings, by exercise.")] = None,
+    variants: Annotated[Path | None, typer.Option(help="TOML file with further settings for each exercise.")] = None,
     seconds: Annotated[float, typer.Option(min=5, max=1e6, help="Time limit of one check in seconds.")] = 60.0,
     memory: Annotated[
         float,
@@ -274,8 +274,8 @@ def mark(
 ) -> None:
     """Mark the notebooks of many learners, for instructors.
 
-    Each answer is checked by itself with this installation's set-up cells and checks. This is not a sandbox: see
-    docs/teaching.md before you mark untrusted code.
+    Each answer is checked individually, with the set-up cells and checks of this installation. This is not a sandbox:
+    see docs/teaching.md before you mark untrusted code.
 
     Example: minifsdp lab mark submissions --out marks.csv --variants ~/lab05.toml
     """

@@ -72,17 +72,18 @@ def ladder(
     heads: Annotated[int | None, typer.Option(help=f"Attention heads; {_other('heads')}.")] = None,
     context: Annotated[int | None, typer.Option(help=f"Tokens per sequence; {_other('context')}.")] = None,
     data: Annotated[Path | None, typer.Option(help="Text to train on; default: Python's standard library.")] = None,
-    link: Annotated[str | None, typer.Option(help='Emulated link, as "latency=200us,bandwidth=1GB/s".')] = None,
-    limit: Annotated[int, typer.Option(help="k of fsdp-limit: units gathered and not yet freed.")] = DEFAULT.limit,
+    link: Annotated[str | None, typer.Option(help='Emulated link, such as "latency=200us,bandwidth=1GB/s".')] = None,
+    limit: Annotated[int, typer.Option(help="k of fsdp-limit: most units gathered at once.")] = DEFAULT.limit,
     out: Annotated[
         Path | None, typer.Option(help="Folder for ladder.json, pictures and traces; default: results/ladder[-AXIS].")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the model and of the batches.")] = DEFAULT.seed,
 ) -> None:
-    """Train one model on every rung, from one all-reduce to the rate limiter, and show what each rung buys.
+    """Train one model on every rung, from one all-reduce to the rate limiter, and show the gain from each rung.
 
-    With --axis tensor: from whole layers on every rank to layers cut over ranks, sequences too, and FSDP2 outside.
-    With --axis pipeline: from one rank at work to micro-batches, 1F1B, zero bubble, and data parallelism outside.
+    With --axis tensor, the rungs lead from whole layers on every rank to layers and sequences that are sharded over
+    the ranks, and to a combination with FSDP2. With --axis pipeline, they lead from one busy rank at a time to
+    micro-batches, 1F1B, zero bubble, and a combination with data parallelism.
 
     Example: minifsdp ladder --ranks 4 --rungs ddp,fsdp,fsdp-limit --link latency=200us,bandwidth=1GB/s
     """

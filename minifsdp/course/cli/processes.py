@@ -19,7 +19,7 @@ APPS = {"ps": ps_app, "clean": clean_app}
 
 @ps_app.command()
 def ps() -> None:
-    """Show your own processes of the course: ranks, the servers they are forked from, checks.
+    """List your own processes of the course: ranks, the servers that fork them, and checks.
 
     Example: minifsdp ps
     """
@@ -36,13 +36,11 @@ def ps() -> None:
 
 @clean_app.command()
 def clean(
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Also end those whose starter still runs, without asking.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Also end processes that are in use, without asking.")] = False,
 ) -> None:
     """End your own processes of the course; the notebooks and scripts that started them keep running.
 
-    Processes whose starter is gone end at once; for the others, the command asks first.
+    A process is in use while the program that started it is running. The command asks before it ends such processes.
 
     Example: minifsdp clean
     """
@@ -50,7 +48,7 @@ def clean(
     used = [each for each in found if each.in_use]
     if used and not yes:
         for each in used:
-            print(f"{_line(each)}, which still runs")
+            print(f"{_line(each)}, which is still running")
         yes = sys.stdin.isatty() and typer.confirm(f"end {'it' if len(used) == 1 else 'them'} too?")
     found = [each for each in found if yes or not each.in_use]
     left = end_processes(found)
@@ -60,7 +58,7 @@ def clean(
     if left:
         fail(f"still running: {', '.join(str(each.process.pid) for each in left)}", code=1)
     if not found:
-        print(f"nothing was ended{': minifsdp clean --yes ends those in use too' if used else ''}")
+        print(f"nothing was ended{': minifsdp clean --yes also ends processes in use' if used else ''}")
 
 
 def _line(each: Found) -> str:

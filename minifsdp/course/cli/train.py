@@ -41,7 +41,7 @@ def _cure(folder: Path | None, how: str) -> str:
     with suppress(OSError):
         if whole := latest(folder):
             return f"; {how} from {whole.name}"
-    return f"; {folder} holds no checkpoint"
+    return f"; {folder} contains no checkpoint"
 
 
 def _choices(known: Iterable[str]) -> str:
@@ -53,15 +53,15 @@ def train(
     strategy: Annotated[str, typer.Option(help=_choices(STRATEGIES))] = DEFAULT.strategy,
     precision: Annotated[str, typer.Option(help=_choices(PRECISIONS))] = DEFAULT.precision,
     forward_prefetch: Annotated[
-        bool, typer.Option("--forward-prefetch", help="Gather the next unit before this one computes.")
+        bool, typer.Option("--forward-prefetch", help="Gather the next unit before computing the current one.")
     ] = DEFAULT.forward_prefetch,
     backward_prefetch: Annotated[
-        str, typer.Option(help=f"The same in backward: {_choices(PREFETCHES)}")
+        str, typer.Option(help=f"Prefetching in backward: {_choices(PREFETCHES)}")
     ] = DEFAULT.backward_prefetch,
-    limit: Annotated[bool, typer.Option(help="At most two units gathered and not yet freed.")] = DEFAULT.limit,
+    limit: Annotated[bool, typer.Option(help="Gather at most two units before one is freed.")] = DEFAULT.limit,
     accumulate: Annotated[int, typer.Option(help="Micro-batches per optimizer step.")] = DEFAULT.accumulate,
     no_sync: Annotated[
-        bool, typer.Option("--no-sync", help="Reduce gradients after the last micro-batch only.")
+        bool, typer.Option("--no-sync", help="Reduce gradients only after the last micro-batch.")
     ] = DEFAULT.no_sync,
     offload: Annotated[bool, typer.Option("--offload", help="Keep shards in host memory.")] = DEFAULT.offload,
     replicas: Annotated[
@@ -88,11 +88,11 @@ def train(
 ) -> None:
     """Train one model with one strategy, over any number of restarts.
 
-    A killed run resumes from its last checkpoint and, on the same number of ranks, ends with the same bits
-    (on CPU; a GPU may sum in another order).
-    It can also resume on another number of ranks or with another strategy, up to rounding.
+    A killed run resumes from its last checkpoint. On the same number of ranks, it ends with the same bits on CPU; a GPU
+    may sum in a different order. It can also resume on a different number of ranks or with a different strategy; its
+    results are then the same up to rounding.
 
-    Example: minifsdp train --strategy full --ranks 2 --checkpoint runs/one --every 20; later the same with --resume
+    Example: minifsdp train --strategy full --ranks 2 --checkpoint runs/one --every 20; later, add --resume
     """
     from minifsdp.course import train as course
     from minifsdp.course.train.report import summary

@@ -36,6 +36,7 @@ recomputed keeps its own input, and nothing else: 2 sbh in the paper, bsh elemen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _INDEX, _FLAG = 8, 1  # bytes of an int64 and of a bool
@@ -58,6 +59,12 @@ class Sizes:
     heads: int
     vocabulary: int
     itemsize: int = 4
+
+    @classmethod
+    def of(cls, shapes: Sequence[Sequence[int]], heads: int, batch: int, itemsize: int) -> Sizes:
+        """Of a model whose root's first parameters, the embeddings of tokens and positions, have these shapes."""
+        (vocabulary, width), (context, _) = shapes[:2]
+        return cls(batch, context, width, heads, vocabulary, itemsize)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class GPT(nn.Module):
                 raise ValueError(f"{name} = {size}: a GPT needs at least 1")
         heads = heads or max(h for h in range(1, 9) if width % h == 0)
         if width % heads:
-            raise ValueError(f"width {width} cannot be cut into {heads} heads: choose a divisor of {width}")
+            raise ValueError(f"width {width} cannot be divided into {heads} heads: choose a divisor of {width}")
 
         self.embed, self.position = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))

@@ -11,7 +11,6 @@ from math import prod
 from typing import Any
 
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import AdamW
@@ -30,6 +29,7 @@ from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.pipeline import PipelineStage, Schedule, split_gpt
 from minifsdp.pipeline.actions import Action, Plan, stages_of
+from minifsdp.pipeline.gpt import cross_entropy
 from minifsdp.pipeline.schedules.gpipe import gpipe
 from minifsdp.pipeline.schedules.interleaved import interleaved
 from minifsdp.pipeline.schedules.naive import naive
@@ -72,7 +72,7 @@ class InStages(nn.Module):
         self.stages = nn.ModuleList(wrap(split_gpt(model, stages, stage)) for stage in mine)
         pairs = zip(self.stages, mine, strict=True)
         parts = [PipelineStage(module, stage, stages, where, group=group) for module, stage in pairs]
-        self.schedule = Schedule(plan, parts, micros, _cross_entropy)
+        self.schedule = Schedule(plan, parts, micros, cross_entropy)
         self.schedule.executor.around = self._clock
         self.done: list[Timed] = []
 
@@ -109,10 +109,6 @@ def _phase(name: str, tell: Callable[[str], Any]) -> Iterator[None]:
     tell(name)
     with record_function(name):
         yield
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def _in_stages(make: PlanOf, model: GPT, limit: int) -> Trainer:
@@ -159,10 +155,8 @@ def _stage_shapes(sizes: Sizes, stages: int) -> list[list[list[Shape]]]:
 
 
 def _activations(sizes: Sizes, setting: Setting, plan: Plan, replicas: int, rank: int) -> int:
-    (vocabulary, width), (context, _) = sizes.shapes[0][:2]
     stages, micros = count(plan)
-    rows = setting.batch // replicas // micros
-    model = activations.Sizes(rows, context, width, sizes.heads, vocabulary, setting.itemsize)
+    model = activations.Sizes.of(sizes.shapes[0], sizes.heads, setting.batch // replicas // micros, setting.itemsize)
     return pipeline.held(plan, rank, pipeline.stages_of(len(sizes.shapes) - 1, stages), model)
 
 
@@ -188,8 +182,7 @@ def _predict_fsdp2(sizes: Sizes, setting: Setting, limit: int) -> StepBytes:
 
 
 def _predict_alone(sizes: Sizes, setting: Setting, limit: int) -> StepBytes:
-    (vocabulary, width), (context, _) = sizes.shapes[0][:2]
-    model = activations.Sizes(setting.batch, context, width, sizes.heads, vocabulary, setting.itemsize)
+    model = activations.Sizes.of(sizes.shapes[0], sizes.heads, setting.batch, setting.itemsize)
     kept = activations.kept(len(sizes.shapes) - 1, model, None)
     return StepBytes(**asdict(closed_form.ddp(sizes.parameters, setting)), activations=kept)
 

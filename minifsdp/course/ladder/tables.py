@@ -21,19 +21,19 @@ _HEADINGS = {**COLUMNS, "activations": "activa-\ntions"}
 _NARROW = {"parameters": "para-\nmeters", "gradients": "gradi-\nents", "optimizer": "opti-\nmizer"}
 _MANY = 5  # columns that fit with space between them
 BUCKETS_STAY = (
-    "ddp peaks above ddp-naive: its buckets outlive the step, while plain gradients come only as activations go"
+    "ddp peaks above ddp-naive: its buckets outlive the step; plain gradients are allocated as activations are freed"
 )
 
 
 def ladder_table(record: dict[str, Any]) -> Group:
-    """Bytes by tag, whether they are as predicted, and each rung's cost; `record` is the content of `ladder.json`."""
+    """Bytes by tag compared with the prediction, and each rung's cost; `record` is the content of `ladder.json`."""
     return Group(_memory(record), "", _cost(record))
 
 
 def _memory(record: dict[str, Any]) -> Table:
     caption = (
-        "the first three after step() and before zero_grad(); \N{CHECK MARK}: as the closed form predicts, to the "
-        "byte, on every rank"
+        "the first three columns: after step() and before zero_grad(); \N{CHECK MARK}: equal to the closed form, "
+        "to the byte, on every rank"
     )
     if {"ddp", "ddp-naive"} <= {rung["name"] for rung in record["rungs"]}:
         caption += "\n" + BUCKETS_STAY
@@ -53,7 +53,7 @@ def _memory(record: dict[str, Any]) -> Table:
 
 
 def _verdict(rung: dict[str, Any]) -> str:
-    """A tick, or the amounts that were predicted and not met, in MiB."""
+    """A tick, or the predicted amounts that differ from the measured ones, in MiB."""
     ranks = list(zip(rung["bytes"], rung["predicted"], strict=True))
     wrong = {key: most / MIB for measured, p in ranks for key, most in p.items() if measured[key] != most}
     if not wrong:
@@ -62,7 +62,7 @@ def _verdict(rung: dict[str, Any]) -> str:
 
 
 def _cost(record: dict[str, Any]) -> Table:
-    caption = "bytes by the ring's formula; time is the median of unwatched steps"
+    caption = "bytes sent: by the ring's formula; time: the median of steps without instruments"
     pipelines = any("bubble" in rung for rung in record["rungs"])
     if pipelines:
         caption += "\nbubble: idle share of the whole step, if every action took its median time"

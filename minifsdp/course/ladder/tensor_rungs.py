@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import torch.distributed as dist
@@ -41,10 +41,10 @@ def _tp_fsdp2(model: GPT, limit: int) -> Trainer:
 
 def _with_activations(held: Bytes, sizes: Sizes, setting: Setting, replicas: int, cut: Cut | None) -> StepBytes:
     """The bytes of a step on a rank that has 1/replicas of the batch."""
-    (vocabulary, width), (context, _) = sizes.shapes[0][:2]
+    model = activations.Sizes.of(sizes.shapes[0], sizes.heads, setting.batch // replicas, setting.itemsize)
     if cut is not None:
-        vocabulary, _ = tensor.rows((vocabulary, width), cut.ranks, setting.rank % cut.ranks)
-    model = activations.Sizes(setting.batch // replicas, context, width, sizes.heads, vocabulary, setting.itemsize)
+        vocabulary, _ = tensor.rows((model.vocabulary, model.width), cut.ranks, setting.rank % cut.ranks)
+        model = replace(model, vocabulary=vocabulary)
     return StepBytes(**asdict(held), activations=activations.kept(len(sizes.shapes) - 1, model, cut))
 
 

@@ -21,7 +21,7 @@ def check_job() -> None:
         raise ValueError(f"RANK is set, but WORLD_SIZE is not: {UNSET}")
     for name in ("RANK", "WORLD_SIZE"):
         if not said[name].isdecimal():
-            raise ValueError(f"{name}={said[name]} is no number of ranks: leave it to torchrun, or unset it")
+            raise ValueError(f"{name}={said[name]} is not a number of ranks: leave it to torchrun, or unset it")
     rank, size = int(said["RANK"]), int(said["WORLD_SIZE"])
     if rank >= size:
         there = f"ranks count from 0 to {size - 1}" if size else "there are no ranks"
@@ -34,7 +34,7 @@ def check_job() -> None:
 def _check_address(host: str, port: str) -> None:
     """Check the rendezvous address: torch would try for five minutes to reach a host that does not exist."""
     if not (port.isdecimal() and 0 < int(port) < 2**16):
-        raise ValueError(f"MASTER_PORT={port} is no port: set it to a number from 1 to 65535, as torchrun does")
+        raise ValueError(f"MASTER_PORT={port} is not a port: set it to a number from 1 to 65535, as torchrun does")
     try:
         socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:

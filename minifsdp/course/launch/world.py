@@ -111,11 +111,11 @@ def choose_world(
     here = min(ranks, here or local_ranks(ranks))
     wish = {"gloo": "cpu", "nccl": "cuda", None: device}[backend]
     if wish == "cuda" and forced == "cpu":
-        raise ValueError(f"CUDA is asked for, but {FORCES}=cpu forces the CPU: unset it, or ask for the CPU")
+        raise ValueError(f"CUDA was requested, but {FORCES}=cpu forces the CPU: unset it, or request the CPU")
     if wish == "cpu" or (wish == "auto" and forced == "cpu"):
         if share_gpu:
-            raise ValueError("--share-gpu asks for a GPU, but the CPU is asked for too: leave one of them out")
-        return _on_cpu(ranks, here, "as asked for" if wish == "cpu" else f"{FORCES}=cpu forces it")
+            raise ValueError("--share-gpu requests a GPU, but the CPU was requested, too: leave one of them out")
+        return _on_cpu(ranks, here, "as requested" if wish == "cpu" else f"{FORCES}=cpu forces it")
     return _on_gpus(ranks, here, gpus, share_gpu, must="cuda" in (wish, forced))
 
 
@@ -162,7 +162,7 @@ def _on_gpus(ranks: int, here: int, gpus: int, share_gpu: bool | None, must: boo
         raise ValueError(f"--share-gpu or {SHARES}=1: this machine has no GPU to share; leave it out")
     if must:
         raise ValueError(
-            f"CUDA is asked for, but there {'are' if gpus > 1 else 'is'} {found} for {here} ranks: "
+            f"CUDA was requested, but there {'are' if gpus > 1 else 'is'} {found} for {here} ranks: "
             + ("use the CPU" if gpus == 0 else "use --share-gpu (launch: share_gpu=True), the CPU, or fewer ranks")
         )
     if gpus and {"RANK", "MASTER_ADDR"} <= os.environ.keys():  # a job: hours on the CPU would be noticed too late
@@ -182,7 +182,7 @@ def _shared(ranks: int, here: int, gpus: int, found: str) -> World:
         raise ValueError(f"--share-gpu: at most {MOST_RANKS_PER_GPU} ranks per GPU, not {here} on {found}")
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":  # each waits for its peers inside its launch
         raise ValueError("--share-gpu: ranks on one GPU block each other with CUDA_LAUNCH_BLOCKING=1: unset it")
-    return World(ranks, "nccl", tuple(rank % gpus for rank in range(here)), True, f"{found} here, shared as asked for")
+    return World(ranks, "nccl", tuple(rank % gpus for rank in range(here)), True, f"{found} here, shared as requested")
 
 
 def _check_job(ranks: int) -> None:
@@ -191,7 +191,7 @@ def _check_job(ranks: int) -> None:
         return
     for name in ("RANK", "WORLD_SIZE"):
         if not os.environ.get(name, "0").isdecimal():
-            raise ValueError(f"{name}={os.environ[name]} is no number of ranks: leave it to torchrun, or unset it")
+            raise ValueError(f"{name}={os.environ[name]} is not a number of ranks: leave it to torchrun, or unset it")
     started = int(os.environ.get("WORLD_SIZE", ranks))
     if ranks > started:
         raise ValueError(f"--ranks {ranks}, but this job was started with {started}: choose at most {started}")

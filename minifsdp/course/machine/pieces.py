@@ -29,7 +29,7 @@ class Product:
 
     Attributes:
         tokens: sequence length times micro-batch.
-        features_in, features_out: of the whole layer, one of which is sharded.
+        features_in, features_out: of the whole layer; one of the two is sharded.
         travels: features per token of the tensor that is gathered or reduced.
         ranks: tensor-parallel ranks, t.
         itemsize: bytes per element.
@@ -57,7 +57,7 @@ class Product:
         return hardware.latency + wire / pieces / hardware.bandwidth
 
     def one_after_the_other(self, hardware: Hardware) -> float:
-        """Seconds of the collective and the product, of which one waits for the other."""
+        """Seconds of the collective and the product if one waits for the other."""
         return self.message(hardware) + self.compute(hardware)
 
     def in_pieces(self, hardware: Hardware) -> float:

@@ -109,7 +109,7 @@ def held(folder: Path, patience: float = 5.0) -> Iterator[None]:
     was_there = file.exists()
     while (lock := _lock(file)) is None:
         if time.monotonic() > deadline:
-            raise ValueError(f"--checkpoint {folder} is another run's: name another folder")
+            raise ValueError(f"--checkpoint {folder} belongs to another run: name another folder")
         time.sleep(0.05)
     try:
         yield

@@ -118,7 +118,7 @@ def _having(folder: Path | None, resume: bool, out: Path) -> Iterator[None]:
         yield
         return
     if resume and not folder.is_dir():
-        raise ValueError(f"--resume: there is no folder {folder}; leave --resume out to begin")
+        raise ValueError(f"--resume: there is no folder {folder}; leave out --resume to start a new run")
     folders.check_apart(folder, out)
     check_writable(folder, "--checkpoint")
     if not is_first():
@@ -134,7 +134,7 @@ def _find_checkpoint(folder: Path, resume: bool) -> Path | None:
         raise ValueError(f"{other} has a checkpoint's name but is not one: rename it")
     whole = folders.latest(folder)
     if resume and whole is None:
-        raise ValueError(f"--resume: {folder} holds no checkpoint; leave --resume out to begin")
+        raise ValueError(f"--resume: {folder} contains no checkpoint; leave out --resume to start a new run")
     if whole is not None and not resume:
-        raise ValueError(f"--checkpoint {folder} holds {whole.name}: add --resume to go on, or name another folder")
+        raise ValueError(f"--checkpoint {folder} holds {whole.name}: add --resume to continue, or name another folder")
     return whole

@@ -35,7 +35,7 @@ def start(lab: str, folder: Path) -> Path:
     """
     target = folder / shipped_notebook(lab).name
     if found := copies(lab, folder):
-        raise ValueError(f"{found[0]} already exists: go on with it, or name another folder")
+        raise ValueError(f"{found[0]} already exists: continue with it, or name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_new(target, fresh(lab))
     return target

@@ -42,7 +42,7 @@ def standings(folder: Path) -> dict[str, list[Standing] | str]:
         ValueError: there is no such folder.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder: name the one with your notebooks")
+        raise ValueError(f"{folder} is not a folder: name the folder with your notebooks")
     found: dict[str, list[Standing] | str] = {}
     for lab in all_labs():
         try:

@@ -1,1 +1,1 @@
-"""Schedules of gathers, frees and reductions; each adds one idea to the one before."""
+"""Schedules of gathers, frees and reductions; each adds one idea to the previous one."""

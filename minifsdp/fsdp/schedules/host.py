@@ -1,4 +1,4 @@
-"""The default where the host is the compute, on CPU: no queue runs ahead there, and the link's work takes its cores.
+"""The default on CPU, where the host computes: it runs ahead of no queue, and communication takes its cores.
 
              forward       backward
     link     g0 g1 g2 .    g2 .  g1 r2 g0 r1 .  r0      FULL_SHARD
@@ -6,10 +6,11 @@
     link     g0 g1 g2 .       .  r2 .  r1 r0            SHARD_GRAD_OP
     compute     0  1  2       2     1  0
 
-Forward gathers a unit ahead without being told to, as a host that runs ahead of its device does. Backward begins when
-memory is fullest, with all activations alive: nothing is gathered beside its first unit, and nothing computes beside
-that unit's reduction. A later reduction may be under way beside the next unit, which holds a second unsharded gradient,
-only where more than that has just been freed: a unit that had stayed whole. See docs/speed.md.
+Forward always gathers one unit ahead, as a host that runs ahead of its device does. Backward begins when memory is
+fullest, with all activations alive. So no other unit is gathered while the first one is being computed, and nothing is
+computed during the reduction of the first unit. A later reduction may continue while the next unit is being computed,
+which keeps a second unsharded gradient alive, only if more memory than that has just been freed, namely by a unit that
+had stayed whole. See docs/speed.md.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from minifsdp.fsdp.unit import SHARDED, Unit
 
 
 class HostSchedule(PrefetchSchedule):
-    """One unit ahead, but for the first of a backward; reductions as memory allows.
+    """Gathers one unit ahead, except at the first unit of a backward; overlaps reductions as memory allows.
 
     Args:
-        backward: as for `PrefetchSchedule`.
+        backward: see `PrefetchSchedule`.
     """
 
     def __init__(self, units: Sequence[Unit], backward: BackwardPrefetch | None = PRE) -> None:

@@ -1,12 +1,12 @@
-"""Communication beside compute: streams of its own on CUDA, and reductions that nobody waits for at once.
+"""Communication concurrent with compute: separate streams on CUDA, and reductions that are not waited for at once.
 
              forward              backward
     link     g0   g1   g2   .     g2   g1 r2   g0 r1      r0
     compute     0    1    2          2       1       0
 
-Where the host runs ahead of its device it has issued unit 1's gather while unit 0 computes, and on another stream that
-gather starts at once. Where the host is the compute (CPU) nothing is issued early in forward, and only reductions
-overlap: the bubbles that remain are what prefetching closes (prefetch.py).
+If the host runs ahead of its device, it has issued unit 1's gather while unit 0 is being computed, and on a separate
+stream this gather starts at once. If the host itself computes (CPU), nothing is issued early in forward, and only
+reductions overlap. Prefetching closes the remaining gaps (prefetch.py).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from minifsdp.fsdp.unit import SHARDED, Unit
 
 
 class OverlapSchedule(SyncSchedule):
-    """Gathers and reductions run beside the computation.
+    """Gathers and reductions run concurrently with the computation.
 
-    A link carries one message at a time. When a unit's backward ends, its reduction and the next unit's gather are
-    both to be issued, and the computation that follows needs the gather only: so that goes first, and the reduction
-    is *due*.
+    A link carries one message at a time. When a unit's backward ends, its reduction and the next unit's gather both
+    have to be issued. The computation that follows needs only the gather, so the gather is issued first, and the
+    reduction is *due*.
 
     Attributes:
-        reductions: how many may be under way before the host waits for the oldest and gives its buffers back; 0: each
-            is waited for at once; None: any number, until the end of backward.
+        reductions: the number of reductions that may be in progress before the host waits for the oldest one and
+            releases its buffers; 0: each is waited for at once; None: any number, until the end of backward.
     """
 
     reductions: int | None = 1

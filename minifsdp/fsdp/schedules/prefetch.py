@@ -1,12 +1,13 @@
-"""The next units' gathers, issued before they are needed: in the order of the last forward, in backward reversed.
+"""Gathers of the next units, issued before they are needed, in the order of the last forward, reversed for backward.
 
              forward               backward, PRE             backward, POST
     link     g0 g1 g2 .            g2 g1 r2 g0 r1 r0         g2   . g1 r2  . g0 r1  . r0
     compute     0  1  2               2     1     0             2        1        0
     whole    two at once           two at once               one at once
 
-A host that runs ahead in backward does not stop for reductions either: as many as it has gathered ahead may be under
-way, each with its unsharded gradient. So with depth the memory of gathered parameters grows, and that of gradients.
+A host that runs ahead in backward does not stop for reductions either. As many reductions may be in progress as units
+have been gathered ahead, each with its unsharded gradient. So with depth, both the memory of gathered parameters and
+that of gradients grow.
 
 (FSDP paper 3.3.2 and 3.3.3; torch/distributed/fsdp/_exec_order_utils.py.)
 """
@@ -21,7 +22,7 @@ from minifsdp.fsdp.unit import SHARDED, Unit
 
 
 class BackwardPrefetch(Enum):
-    """The moment at which backward gathers the next unit: before this one's gradients are computed, or after."""
+    """The moment at which backward gathers the next unit: before or after computing the current unit's gradients."""
 
     BACKWARD_PRE = auto()
     BACKWARD_POST = auto()
@@ -36,7 +37,7 @@ class PrefetchSchedule(OverlapSchedule):
     Args:
         forward: prefetch in forward. The first forward has no order to follow.
         backward: when to prefetch in backward; None: not at all.
-        depth: how many units ahead: 1 as in torch; None: all there are, as if the host ran ahead of its device
+        depth: the number of units ahead: 1 as in torch; None: all units, as if the host ran ahead of its device
         without bound.
     """
 

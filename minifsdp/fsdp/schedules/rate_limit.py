@@ -1,17 +1,17 @@
-"""At most `limit` units whole at a time, however deep the prefetch and however far ahead the host (FSDP paper 3.4).
+"""At most `limit` units whole at a time, with any depth of prefetching and any lead of the host (FSDP paper 3.4).
 
-Two things let units pile up. A deep prefetch gathers many: over the cap it is put off until a unit is freed. And on
-CUDA the host runs ahead: it has freed unit i and gathers unit i + 2 long before the device is done with unit i, whose
-memory the allocator therefore cannot hand out yet; it takes new memory instead, or stalls everything to find some. So
-before a gather the host waits until an older free has happened on the device
-(torch/distributed/fsdp/_limiter_utils.py). Where the host is the compute a free has happened once it is issued: there
-is nothing to wait for, and waiting for one to come would be for ever.
+Units can accumulate for two reasons. First, a deep prefetch gathers many units; gathers above the limit are postponed
+until a unit is freed. Second, on CUDA the host runs ahead: it has freed unit i and gathers unit i + 2 long before the
+device has finished with unit i. The allocator cannot reuse the memory of unit i yet, so it takes new memory, or stalls
+everything to find some. So before a gather, the host waits until an earlier free has happened on the device
+(torch/distributed/fsdp/_limiter_utils.py). If the host itself computes, a free has happened as soon as it is issued, so
+there is nothing to wait for, and waiting for a future free would never end.
 
-What holds memory back until the device is done with it is `record_stream` (device.py): the host may free at once, and
-need not say when the memory can be used. A held reference would serve as well, and need no limiter: keep the buffer
-until the stream that allocated it has been told to wait for its last reader, and free it then. The allocator hands it
-on in that stream's order, without a host that waits. That is FSDP2's way (torch/distributed/fsdp/_fully_shard/
-_fsdp_param_group.py, `AllGatherState` and `ReduceScatterState`).
+`record_stream` (device.py) holds back memory until the device has finished with it. The host may free the memory at
+once, and need not know when it can be used. The alternative, which needs no limiter, is to hold a reference: keep the
+buffer until the stream that allocated it has waited for its last reader, and free it then. The allocator reuses it in
+the order of that stream, and the host does not wait. FSDP2 does this
+(torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, `AllGatherState` and `ReduceScatterState`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from minifsdp.fsdp.unit import GATHERING, SHARDED, Unit
 
 
 class RateLimitedSchedule(PrefetchSchedule):
-    """Prefetching under a cap.
+    """Prefetching with a limit on the number of whole units.
 
-    Units that stay whole from forward to backward (the root, SHARD_GRAD_OP) do not count: no free is to be expected
-    of them.
+    Units that stay whole from forward to backward (the root, SHARD_GRAD_OP) do not count, because they are not freed.
 
         Args:
         forward, backward, depth: as for `PrefetchSchedule`.
-        limit: units gathered and not yet freed, at most, the one that computes included: `depth` units ahead need a
-            limit of depth + 1, or the last of them are put off. Nested units that compute at the same time may exceed
-            it.
+        limit: the largest number of units gathered and not yet freed, including the one being computed. Gathering
+            `depth` units ahead needs a limit of depth + 1; otherwise the last of these gathers are postponed. Nested
+            units that are computed at the same time may exceed the limit.
     """
 
     def __init__(

@@ -4,7 +4,7 @@
     link     g0   g1   g2   .     g2   .  r2 g1   .  r1 ...      g gather, r reduction
     compute     0    1    2          2          1
 
-The link idles while a unit computes, and computation stands still while the link is busy.
+The link is idle while a unit is being computed, and no unit is computed while the link is busy.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from minifsdp.fsdp.unit import Unit
 class SyncSchedule:
     """Decides when each unit gathers, frees and reduces.
 
-    The engine calls the events; what they are made of, the later schedules override piece by piece.
+    The engine calls the events; the later schedules override the steps of which these consist, one by one.
 
     Args:
-        units: all units that it schedules.
+        units: all units to be scheduled.
     """
 
     def __init__(self, units: Sequence[Unit]) -> None:

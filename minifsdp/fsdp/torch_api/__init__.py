@@ -1,1 +1,1 @@
-"""All that a drop-in for torch's FSDP needs beside the lesson: arguments, policies, deferred initialization, state."""
+"""Additional code for a drop-in replacement of torch's FSDP: arguments, policies, deferred initialization, state."""

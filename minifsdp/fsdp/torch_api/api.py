@@ -1,6 +1,6 @@
 """FSDP with torch's arguments and methods (torch/distributed/fsdp/fully_sharded_data_parallel.py).
 
-An adapter: what the methods do is in the files beside this one, and in fsdp/.
+This class is an adapter: its methods are implemented in the files next to this one, and in fsdp/.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from minifsdp.fsdp.schedules.sync import SyncSchedule
 from minifsdp.fsdp.torch_api import construct
 from minifsdp.fsdp.torch_api.auto_wrap import wrap_submodules
 from minifsdp.fsdp.torch_api.comm_hooks import CommHook, HookReduction
-from minifsdp.fsdp.torch_api.eager import stay_out_of_graphs
 from minifsdp.fsdp.torch_api.groups import find_groups
 from minifsdp.fsdp.torch_api.ignored import find_ignored
 from minifsdp.fsdp.torch_api.legacy import stand_in, warn_legacy, warn_optim_input
@@ -56,6 +55,7 @@ from minifsdp.fsdp.torch_api.state.summon import Summon, check, check_forward, c
 from minifsdp.fsdp.torch_api.units import MakeUnit, make_unit
 from minifsdp.fsdp.torch_api.wrapped import Wrapped
 from minifsdp.fsdp.unit import Unit
+from minifsdp.uncompiled import stay_out_of_graphs
 
 MakeSchedule = Callable[[Sequence[Unit]], SyncSchedule]
 

@@ -1,4 +1,4 @@
-"""An `auto_wrap_policy` makes units of submodules: what is checked before, and which arguments each unit gets."""
+"""Applying an `auto_wrap_policy`: the checks before it, and the arguments of each unit that it creates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Steps of wrapping: which submodules become units, and what is left for the module itself.
+"""The steps of wrapping: choosing the submodules that become units, and the parameters left for the module itself.
 
-In torch's order: inner units first (from the leaves up), so that a module's own unit is what no inner unit has taken;
-its memory only then (materialize.py); flattened and sharded last.
+The order is torch's. Inner units come first (from the leaves up), so that a module's own unit takes the remaining
+parameters. Then the module gets its memory (materialize.py). Flattening and sharding come last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Over which ranks a model is sharded, and over which it is replicated."""
+"""The ranks over which a model is sharded, and those over which it is replicated."""
 
 from __future__ import annotations
 

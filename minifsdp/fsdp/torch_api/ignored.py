@@ -1,4 +1,4 @@
-"""Modules and parameters that FSDP leaves alone: not flattened, not moved, not initialized, not reduced."""
+"""Modules and parameters that FSDP ignores: they are not flattened, moved, initialized or reduced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of methods that torch keeps with a warning, and an argument that it takes no longer."""
+"""Method names that torch keeps with a warning, and an argument that it no longer accepts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From the user's module to a unit's first values, one unit at a time: meta tensors, devices, rank 0's values.
+"""A unit's first values, from the user's module, one unit at a time: meta tensors, devices, rank 0's values.
 
-A model that was built on the `meta` device has shapes and no memory. Its units get their memory one after another, in
-the buffer that is then sharded and freed: at no time is more than one of them whole (FSDP paper 4.1).
+A model that was built on the `meta` device has shapes but no memory. Its units get their memory one after another, in
+the buffer that is then sharded and freed, so that at most one unit is whole at any time (FSDP paper 4.1).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks for optimizers built before wrapping: without an error they would silently do nothing, or the wrong thing."""
+"""Checks for optimizers built before wrapping, which would otherwise silently do nothing, or the wrong thing."""
 
 from __future__ import annotations
 

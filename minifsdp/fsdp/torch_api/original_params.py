@@ -1,9 +1,9 @@
-"""`use_orig_params=True`: the optimizer sees the original parameters, each as the slice of the shard that is its own.
+"""`use_orig_params=True`: the optimizer sees the original parameters, each as its own slice of the shard.
 
     shard of rank r   [ ..w1 | b1 | w2.. ]      w1, b1, w2 keep their names and their Parameter objects;
-                        1-D slices, of no elements where another rank has them
+                        1-D slices, which are empty if another rank has the elements
 
-So parameters of one unit may be frozen one by one, and be in optimizer groups of their own.
+So parameters of one unit can be frozen individually, and can be in different optimizer groups.
 """
 
 from __future__ import annotations

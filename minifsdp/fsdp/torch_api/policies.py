@@ -1,8 +1,9 @@
-"""Policies: which submodules become units of their own (torch/distributed/fsdp/wrap.py has the same ones).
+"""Policies that choose the submodules that become units (torch/distributed/fsdp/wrap.py has the same ones).
 
-There are two kinds. A function is asked of one module after another, on the way down whether to look into it and on the
-way up whether to wrap it (wrap.py); its further arguments are given with `functools.partial`. `ModuleWrapPolicy` and
-`CustomPolicy` name their modules beforehand, and may give each of them arguments of its own.
+There are two kinds. A function is called for one module after another, on the way down to decide whether to look into
+the module, and on the way up to decide whether to wrap it (wrap.py). Its further arguments are given with
+`functools.partial`. `ModuleWrapPolicy` and `CustomPolicy` choose their modules beforehand, and may give each module its
+own arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the leaves up, submodules become units: by a policy (policies.py), or by hand with `wrap`.
+"""Submodules become units, from the leaves up, by a policy (policies.py) or by hand with `wrap`.
 
 with enable_wrap(wrapper_cls=FullyShardedDataParallel, mixed_precision=bf16):
     layers = [wrap(Block()) for _ in range(12)]  # outside of such a `with` they are plain blocks

@@ -1,4 +1,4 @@
-"""The base of FullyShardedDataParallel, by which its parts know it: it imports them, they must not import it."""
+"""The base of FullyShardedDataParallel, for the parts of the package that must not import the class itself."""
 
 from __future__ import annotations
 

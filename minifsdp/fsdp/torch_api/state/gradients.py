@@ -1,7 +1,7 @@
 """Gradients while parameters are whole: `summon_full_params(with_grads=True)`, for `use_orig_params=True`.
 
-A parameter's gradient has the parameter's shape: a slice beside a slice, the whole beside the whole. Whoever does not
-ask for whole ones sees none, and has the slices back afterwards.
+A parameter's gradient has the parameter's shape: a slice has a slice, and a whole parameter a whole gradient. Without
+`with_grads`, gradients are hidden inside the `with`, and the slices return afterwards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`load_state_dict`, by hooks: it may be called on a module that has the wrappers somewhere inside."""
+"""`load_state_dict`, implemented with hooks, because it may be called on a module that contains wrapped modules."""
 
 from __future__ import annotations
 

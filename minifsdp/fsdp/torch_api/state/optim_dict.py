@@ -3,7 +3,7 @@
     {"state": {0: {...}}, "param_groups": [{"lr": ..., "params": [0]}]}                     optimizer.state_dict()
     {"state": {"a.weight": {...}, "a.bias": {...}}, "param_groups": [{..., "params": ["a.weight", "a.bias"]}]}
 
-The second form is what one process has, but for its names (torch/distributed/fsdp/_optim_utils.py).
+Except for the names, the second form is that of a single process (torch/distributed/fsdp/_optim_utils.py).
 """
 
 from __future__ import annotations

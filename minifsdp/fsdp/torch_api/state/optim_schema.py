@@ -1,6 +1,6 @@
-"""The schema of an optimizer's states, agreed upon by all ranks before the first of them is gathered.
+"""The schema of an optimizer's states, on which all ranks agree before the first state is gathered.
 
-A rank that has no element of a parameter has no state of it (`use_orig_params`), and would not know what the others
+A rank that has no element of a parameter has no state for it (`use_orig_params`), and would not know what the others
 are about to gather.
 """
 

@@ -1,8 +1,8 @@
-"""State dicts of three types: of whole parameters (FULL), of each one's rows on this rank (SHARDED), of shards (LOCAL).
+"""State dicts of whole parameters (FULL), of this rank's rows of each parameter (SHARDED), and of shards (LOCAL).
 
-The first two go unit by unit: whole while its values are read, so that beside what is returned there are never more
-than one unit and those around it whole (torch/distributed/fsdp/_state_dict_utils.py, `_full_post_state_dict_hook`).
-What `torch.distributed.checkpoint` saves from the rows, any number of ranks can load.
+The first two proceed unit by unit. A unit is whole while its values are read, so that apart from the returned values,
+never more than one unit and the units around it are whole (torch/distributed/fsdp/_state_dict_utils.py,
+`_full_post_state_dict_hook`). Any number of ranks can load the rows that `torch.distributed.checkpoint` has saved.
 """
 
 from __future__ import annotations

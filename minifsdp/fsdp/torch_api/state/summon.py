@@ -1,6 +1,6 @@
 """`summon_full_params`: whole parameters under their original names, outside forward and backward.
 
-Collective: every rank has to enter and to leave (torch/distributed/fsdp/_unshard_param_utils.py).
+Collective: every rank has to enter and leave the `with` (torch/distributed/fsdp/_unshard_param_utils.py).
 """
 
 from __future__ import annotations

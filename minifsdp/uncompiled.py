@@ -1,4 +1,4 @@
-"""Functions that `torch.compile` must leave alone."""
+"""Code that `torch.compile` must leave alone."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from functools import cache
 
 from minifsdp.private import leave_uncompiled
 
+LEFT_ALONE = (
+    *("fsdp", "fsdp2", "tensor_parallel"),
+    *("comm", "gloo", "order", "device", "flat_param", "local_parts", "private"),
+)
+
 
 @cache
 def stay_out_of_graphs() -> None:
-    """Let `torch.compile` break its graphs around every unit, and compile the units' own computation.
+    """Let `torch.compile` break its graphs around units and at collectives, and compile the computation between them.
 
     Gathers, frees and hooks are not operations of a graph. The compiler treats torch's own FSDP in the same way: code
     in those files runs as it is, and what it calls is looked at again (torch/_dynamo/trace_rules.py).
     """
-    leave_uncompiled(f"minifsdp.{name}" for name in _OURS)
-
-
-_OURS = ("fsdp", "fsdp2", "comm", "gloo", "order", "device", "flat_param", "local_parts", "private")
+    leave_uncompiled(f"minifsdp.{name}" for name in LEFT_ALONE)

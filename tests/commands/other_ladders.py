@@ -1,0 +1,59 @@
+"""What the tests of the ladders of other axes share: a run, what it leaves, and what holds on every axis."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from minifsdp.course.ladder import run as ladder
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.tables import ladder_table
+
+
+def climb(settings: Settings, out: Path) -> ladder.Plan:
+    """A run on the CPU that leaves its files in `out`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIFSDP_DEVICE", "cpu")
+        plan = ladder.plan(settings, "cpu", out)
+        ladder.run(plan, lambda *_: None)
+    return plan
+
+
+def record_in(out: Path) -> dict[str, Any]:
+    return json.loads((out / "ladder.json").read_text())  # type: ignore[no-any-return]
+
+
+def explorer_in(out: Path) -> dict[str, Any]:
+    """The data of `explore.html`."""
+    text = (out / "explore.html").read_text()
+    return json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index,no-any-return]
+
+
+def assert_losses_equal_one_process(record: dict[str, Any]) -> None:
+    for rung in record["rungs"]:
+        assert rung["losses"] == pytest.approx(record["reference_losses"], rel=1e-4), rung["name"]
+
+
+def assert_bytes_are_as_predicted_on_every_rank(record: dict[str, Any]) -> None:
+    for rung in record["rungs"]:
+        for measured, predicted in zip(rung["bytes"], rung["predicted"], strict=True):
+            assert {key: measured[key] for key in predicted} == predicted, rung["name"]
+            assert measured["peak"] > measured["parameters"] + measured["activations"]
+
+
+def assert_the_table_fits_and_ticks(record: dict[str, Any]) -> None:
+    console = Console(width=80, file=io.StringIO())
+    console.print(ladder_table(record))
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    for rung in record["rungs"]:
+        row = next(line for line in lines if line.split()[:1] == [rung["name"]])
+        assert row.rstrip().endswith("\N{CHECK MARK}")
