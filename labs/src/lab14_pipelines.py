@@ -11,31 +11,36 @@
 # # Lab 14: pipelines
 #
 # Data parallelism gives every rank all layers and a part of the batch. Tensor parallelism gives every rank a part of
-# every layer. A pipeline gives every rank *some of the layers*, whole, and the whole batch passes through all ranks.
-# The only messages are activations between neighbours, and their gradients on the way back. That is little to send, so
-# pipelines are used across slow links. The price is idle time, because a rank has nothing to do until its input
+# every layer. A *pipeline* gives every rank some of the layers, whole, and the whole batch passes through all ranks.
+# The only messages are activations between neighbours, and their gradients on the way back. That is little to send,
+# so pipelines are used across slow links. The price is idle time, because a rank has nothing to do until its input
 # arrives.
 #
 # ![Four ranks over time: with one batch only one rank computes at any moment; with four micro-batches the ranks work
-# at the same time, and only the corners are idle](../slides/figures/scale-micro-batches.svg)
+# at the same time, and only the corners are idle](../slides/figures/split-micro-batches.svg)
 #
-# *From [lecture 6, Beyond the flat parameter](../slides/scale.md), which comes before this lab: its third part.*
+# *From [lecture 7, Tensor parallelism and pipelines](../slides/split.md), whose second half comes before this lab.*
 #
 # **Afterwards you can**
 #
 # - place layers so that no stage holds up the others;
 # - write the lists of actions of GPipe and 1F1B, and compute when each action ends;
-# - predict the bubble and the activations held, and choose the number of micro-batches;
+# - predict idle time and the activations held, and choose the number of micro-batches;
 # - split a backward in two, and use the second part to fill idle time;
-# - combine a pipeline with data parallelism, and say why ZeRO stops at stage 1 there.
+# - combine a pipeline with data parallelism, and explain why ZeRO stops at stage 1 there.
 #
-# **You need** labs 00 to 03. Lab 09 helps with gradient accumulation.
+# **You need** labs 02 and 03 (DDP, ZeRO-1 and ZeRO-2) and, for micro-batches, the gradient accumulation of lab 09.
 #
-# **Time** 75 minutes, in two sittings: about 40 minutes to the mark, and 35 after it. **To run** on a laptop (gloo, 4
-# processes), on one GPU, or on a GPU node. **Memory** a rank's tensors take less than 20 MiB here.
+# **Time** 75 minutes, in two sittings; the break is marked. **Runs** on a laptop (gloo, 4 processes), on one GPU that
+# the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** less than 20 MiB of
+# tensors per rank.
 #
-# The papers write p for the number of ranks, m for the number of micro-batches, and v for the stages on each rank. So
-# does this lab. A *stage* is a run of consecutive layers on one rank.
+# | word | meaning | symbol |
+# |---|---|---|
+# | stage | consecutive layers on one rank | p ranks, v stages on each |
+# | micro-batch | some rows of the batch; the stages take one after the other | m micro-batches in a batch |
+# | bubble | the idle share of all ranks' time in a step | |
+# | schedule | for each rank, the order of its forwards and backwards | |
 
 # %% tags=["setup"]
 # set-up
@@ -53,18 +58,22 @@ from minifsdp.pipeline.actions import Action, Plan
 Later = list[Callable[[], None]]  # work that has been put off
 
 # %% [markdown]
+# # Sitting one: schedules
+#
 # ## 14.1 Place the layers
 #
 # *8 minutes, medium*
 #
-# Each rank gets consecutive layers. In a pipeline every rank waits for the slowest, so the placement that counts is the
-# one with the fastest slowest stage. Equal numbers of layers are not it, because layers differ: looking up an
-# embedding takes next to no time, and a head with a large vocabulary may take as long as several blocks.
+# Each rank gets consecutive layers; they are its stage. In a pipeline every rank waits for the slowest stage, so the
+# best placement is the one whose slowest stage is as fast as possible. Equal numbers of layers do not achieve this,
+# because layers differ: looking up an embedding takes next to no time, and a head with a large vocabulary may take as
+# long as several blocks.
 #
 # The model of this lab has an embedding, six blocks and a head: eight layers, for four ranks. Its width is 96 and its
 # vocabulary 2,304. Count only products with weights. A block has 12 · 96² of these weights, the head 96 · 2,304.
 #
-# Predict: with two layers on each rank, how many times as long as with the best placement does the slowest stage take?
+# Predict: with two layers on each rank, how many times as long as with the best placement does the slowest stage
+# take?
 
 # %%
 predict("14.1", ..., "slowest stage with two layers each, over that of the best placement")
@@ -99,16 +108,18 @@ from minifsdp import comm
 from minifsdp.course import plots
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.machine.sleeping import bubble_of, length_of, run_asleep
+from minifsdp.course.machine.sleeping import run_asleep
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.pipeline import PipelineStage, Schedule
+from minifsdp.pipeline.gpt import cross_entropy
 from minifsdp.pipeline.schedules.interleaved import interleaved
 from minifsdp.pipeline.schedules.naive import naive
 from minifsdp.pipeline.schedules.zero_bubble import zero_bubble
-from minifsdp.pipeline.simulate import simulate
+from minifsdp.pipeline.simulate import bubble_of, length_of, most_held, simulate
 
 RANKS, MICROS, ROWS = 4, 8, 16
 WIDTH, CONTEXT, VOCABULARY = 96, 24, 2304
+UNITS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 
 class Embed(nn.Module):
@@ -123,19 +134,15 @@ class Embed(nn.Module):
 
 
 class Head(nn.Module):
-    """The last layer: from activations to logits [rows · context, vocabulary], or to the loss of a micro-batch, [1]."""
+    """The last layer: from activations to logits [rows, context, vocabulary], or to the loss of a micro-batch, [1]."""
 
     def __init__(self, model: GPT) -> None:
         super().__init__()
         self.norm, self.head = model.norm, model.head
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        logits = self.head(self.norm(x)).flatten(0, 1)
-        return logits if targets is None else loss_of(logits, targets)[None]
-
-
-def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits, targets.flatten())
+        logits = self.head(self.norm(x))
+        return logits if targets is None else cross_entropy(logits, targets)[None]
 
 
 class Layers(nn.Module):
@@ -164,7 +171,7 @@ def batch(rows: int = ROWS) -> tuple[Tensor, Tensor]:
 
 
 def products() -> list[float]:
-    """Of each layer the floating-point operations of its products with weights, in millions, for 2 rows."""
+    """Millions of floating-point operations by layer, in products with weights, for 2 rows."""
     (x, _), found = batch(2), []
     for layer in layers_of():
         with FlopCounterMode(display=False) as counter:
@@ -192,12 +199,13 @@ outcome("14.1", slowest["two layers each"] / slowest["yours"], slips=slips)
 # this reason ([section 3.3.2](https://arxiv.org/abs/2407.21783)). Balancing *memory* would lead to another placement:
 # the embedding has as many parameters as two blocks.
 #
-# ### Measured: one rank computes, three wait (C28)
+# ### Measured: one rank computes, three wait
 #
-# The simplest way to run these stages is to send the whole batch through. All measurements by the clock in this lab
-# use stages that *sleep* instead of computing: 20 ms for a forward and 40 ms for a backward of an eighth of the batch.
-# Messages, processes and the executor are real, and a sleeping rank needs no processor. So four ranks keep their times
-# on a laptop with two cores.
+# The simplest way to run these stages is *naive placement*: the whole batch goes through all stages and its gradients
+# come back. All measurements by the clock in this lab use stages that *sleep* instead of computing: 20 ms for a
+# forward and 40 ms for a backward of an eighth of the batch. The messages and processes are real, and so is
+# minifsdp's *executor*, which works through the ranks' lists. A sleeping rank needs no processor, so four ranks keep
+# their times on a laptop with two cores.
 #
 # Predict: the forward of the whole batch takes 160 ms on each of the 4 ranks, the backward 320 ms. What share of the
 # ranks' time is idle?
@@ -208,7 +216,9 @@ predict("naive", ..., "share of all ranks' time in which they are idle, from 0 t
 # %% tags=["nbval-ignore-output", "C28"]
 SECONDS = {"F": 0.02, "B": 0.04}
 clock = {"naive": run_asleep([list(naive(rank, RANKS)) for rank in range(RANKS)], {"F": 0.16, "B": 0.32})}
-outcome("naive", round(bubble_of(clock["naive"]), 2), slips={"one rank of four computes at a time": 0.25})
+by_lists = simulate([list(naive(rank, RANKS)) for rank in range(RANKS)], UNITS).bubble
+print(f"idle by the clock: {bubble_of(clock['naive']):.1%}")
+outcome("naive", by_lists, how="computed", slips={"one rank of four computes at a time": 0.25})
 plots.pipeline(
     {"naive": clock["naive"]},
     title=f"One rank computes at a time: {bubble_of(clock['naive']):.0%} of four ranks' time is idle",
@@ -217,20 +227,20 @@ plots.pipeline(
 )
 
 # %% [markdown]
-# This is model parallelism without a pipeline. It makes a model fit that is too large for one device, and it is no
-# faster than one device with enough memory.
+# This is model parallelism without a pipeline. With it, a model fits that is too large for one device, but the step
+# is no faster than on one device with enough memory.
 #
 # ## 14.2 Micro-batches
 #
 # *6 minutes, medium*
 #
-# The ranks can work at the same time if the batch is cut into micro-batches. While rank 1 has the first, rank 0 has the
-# second. The weights must not change in the meantime, so a step is still one step: gradients add up, and the optimizer
-# runs once. This is the gradient accumulation of lab 09. It needs no pipeline, and one process shows what has to come
-# out.
+# The ranks can work at the same time if the batch is cut into *micro-batches* of a few rows each. While rank 1 has
+# the first, rank 0 has the second. The weights must not change in the meantime, so a step is still one step:
+# gradients add up, and the optimizer runs once. This is the gradient accumulation of lab 09. It needs no pipeline, so
+# one process can compute the gradients that all schedules have to reproduce.
 #
-# The loss of the batch is a mean over its rows. What a micro-batch contributes to it depends on its number of rows,
-# which need not be the same for all.
+# The loss of the batch is a mean over its rows. So a micro-batch counts in proportion to its rows, and the
+# micro-batches need not all have the same number of rows.
 #
 # Predict: the batch is cut into 8 micro-batches of equal size. One process takes them one after the other, each
 # forward and then backward. What share of the whole batch's activations does it hold at most?
@@ -268,7 +278,7 @@ def accumulate(
 
 # %%
 def held_alone(micros: int) -> tuple[int, float, float]:
-    """Of a step on one process: activations at most, after a forward; the loss; the norm of all gradients."""
+    """Take a step on one process; return the most bytes of activations, the loss, and the norm of all gradients."""
     with Ledger() as ledger:
         model, levels = Layers(layers_of()), []
         ledger.watch(model)
@@ -280,7 +290,7 @@ def held_alone(micros: int) -> tuple[int, float, float]:
             levels.append(ledger.mark("forward")["activations"] - before)
             return logits
 
-        loss = accumulate(forward, loss_of, tokens, targets, micros)
+        loss = accumulate(forward, cross_entropy, tokens, targets, micros)
     return max(levels), loss.item(), torch.stack([p.grad.norm() for p in model.parameters()]).norm().item()
 
 
@@ -299,19 +309,21 @@ outcome("14.2", round(alone[8][0] / alone[1][0], 3), slips={"all of them are nee
 #
 # *3 minutes, easy*
 #
-# A schedule is a list of actions for each rank. An action is a stage, a kind and a micro-batch: `Action(2, "F", 0)`,
-# written 2F0, is the forward of micro-batch 0 through stage 2, and 2B0 is its backward. The list does not mention
-# messages. The executor receives an action's input before it and sends its output afterwards. So a rank waits when its
-# next action has no input yet, and the order of the lists determines all waiting.
+# A *schedule* is a list of actions for each rank. An action is a stage, a kind and a micro-batch: `Action(2, "F",
+# 0)`, written 2F0, is the forward of micro-batch 0 through stage 2, and 2B0 is its backward. The list does not
+# mention messages. The executor receives an action's input before it and sends its output afterwards. So a rank waits
+# when its next action has no input yet, and the order of the lists determines all waiting.
 #
-# [GPipe](https://arxiv.org/abs/1811.06965) has the simplest lists: all forwards, then all backwards. Let a forward take
-# 1 and a backward 2, with p ranks and m micro-batches. Rank 0 works for 3 m. It also waits while the last micro-batch
-# travels to the last rank and the first gradient travels back.
+# [GPipe](https://arxiv.org/abs/1811.06965) has the simplest lists: all forwards, then all backwards. Let a forward
+# take 1 and a backward 2, with p ranks and m micro-batches. Rank 0 works for 3 m. It also waits while the last
+# micro-batch travels to the last rank and the first gradient travels back.
 #
-# Predict: what share of the time of 4 ranks is idle with 8 micro-batches? This share is called the *bubble*.
+# The idle share of all ranks' time, over the whole step, is called the *bubble*.
+#
+# Predict: how large is the bubble on 4 ranks with 8 micro-batches?
 
 # %%
-predict("14.3", ..., "share of all ranks' time that is idle: p = 4, m = 8; from 0 to 1")
+predict("14.3", ..., "bubble with p = 4 and m = 8, from 0 to 1, to two digits")
 
 
 # %% tags=["exercise-14.3"]
@@ -379,9 +391,11 @@ compare("your GPipe", plan_of(gpipe))
 # %% tags=["nbval-ignore-output", "C28"]
 clock["GPipe"] = run_asleep(plan_of(gpipe), SECONDS)
 print(f"a step takes {length_of(clock['naive']):.2f} s naively, {length_of(clock['GPipe']):.2f} s with your list")
+print(f"bubble by the clock: {bubble_of(clock['GPipe']):.1%}")
 outcome(
     "14.3",
-    round(bubble_of(clock["GPipe"]), 2),
+    round(simulate(plan_of(gpipe), UNITS).bubble, 2),
+    how="computed",
     slips={"of the work, not of the whole time: the step is longer than the work": 3 / 8, "one rank in four": 0.25},
 )
 plots.pipeline(
@@ -396,23 +410,25 @@ plots.pipeline(
 #
 # $$\frac{p - 1}{m + p - 1}$$
 #
-# of the step. Papers also write (p - 1) / m: the same idle time, over the *work* instead of the whole step. Check which
-# of the two a number refers to. The clock's figure is a little higher than the formula's, because a message takes time,
-# too.
+# of the step. Papers also write (p - 1) / m: the same idle time, over the *work* instead of the whole step. Check
+# which of the two a number refers to. The clock's figure is a little higher than the formula's, because a message
+# takes time, too.
 #
 # ## 14.4 1F1B: one forward, one backward
 #
 # *9 minutes, hard*
 #
-# Look at the figure again. When rank 0 starts its first backward, it holds the activations of all m micro-batches, and
-# more micro-batches, which make the bubble smaller, would make this worse. But the last rank could do the backward of
-# micro-batch 0 as soon as its forward is done. 1F1B does so
-# ([PipeDream-Flush](https://arxiv.org/abs/2006.09503)). Each rank starts with a few forwards. From then on, it does one
-# forward and one backward in turn, and every backward frees what a forward has stored. At the end it does the
-# backwards that are left.
+# Look at the figure again. When rank 0 starts its first backward, it holds the activations of all m micro-batches,
+# and more micro-batches, which make the bubble smaller, would make this worse. But the last rank could do the
+# backward of micro-batch 0 as soon as its forward is done. 1F1B, "one forward, one backward", does so
+# ([PipeDream-Flush](https://arxiv.org/abs/2006.09503)). A rank's list has three parts:
 #
-# How many forwards come first? The last rank needs none before its first pair of forward and backward. The rank before
-# it has a forward's time to spare while the first micro-batch is at the last rank.
+# 1. **warm-up**: a few forwards, until the first gradient can arrive;
+# 2. **steady state**: one forward and one backward in turn, so that every backward frees what a forward has stored;
+# 3. **cool-down**: the backwards that are left.
+#
+# How many forwards does the warm-up have? The last rank needs none before its first pair of forward and backward. The
+# rank before it has the time for one forward more while the first micro-batch is at the last rank.
 #
 # Predict: p = 4, m = 8. Of how many micro-batches does rank 1 (the second of the four) hold activations at most?
 
@@ -437,9 +453,9 @@ def one_f_one_b(rank: int, ranks: int, micros: int) -> list[Action]:
 
 # %%
 def held(plan: Plan) -> tuple[int, dict[str, int]]:
-    """Activations on this rank at most, before an action; and all bytes by tag at that moment."""
+    """The most bytes of activations on this rank before an action, and all bytes by tag at that moment."""
     with Ledger() as ledger:
-        module, _ = stage_of(PLACED, torch.float32)
+        module = stage_of(PLACED, torch.float32)[0]  # the other stages' layers are freed
         ledger.watch(module)
         micros = 1 + max(action.micro for action in plan[0])
         stage = PipelineStage(module, dist.get_rank(), len(plan), rank_device())
@@ -453,16 +469,10 @@ def held(plan: Plan) -> tuple[int, dict[str, int]]:
     return most["activations"] - levels[0]["activations"], most
 
 
-def most_held(actions: Sequence[Action]) -> int:
-    """Micro-batches between forward and backward at most."""
-    alive = [sum({"F": 1, "B": -1}[action.kind] for action in actions[:at]) for at in range(len(actions) + 1)]
-    return max(alive)
-
-
 SENT = ROWS // MICROS * CONTEXT * WIDTH * 4  # bytes of a micro-batch's activations between two stages
 
 # %% [markdown]
-# ### Measured: the same gradients, fewer activations (C28)
+# ### Measured: the same gradients, fewer activations
 #
 # In bytes, a rank holds what autograd keeps of each micro-batch between its forward and its backward. A tensor that a
 # rank sends has to stay until it has arrived. The executor waits for no send: it drops the tensor as soon as a later
@@ -516,10 +526,11 @@ plots.pipeline(
 #
 # *12 minutes, hard*
 #
-# To compare schedules, one need not run them. When an action ends follows from the lists: it begins as soon as the
-# action before it on its rank has ended *and* its inputs are there. A forward needs the forward of the stage before. A
-# backward needs the forward of its own stage and the backward of the stage behind. If an action needs something that
-# comes later in the lists, the ranks wait for each other for ever. A simulator finds that before anything starts.
+# Schedules can be compared without running them, because the lists determine when each action ends. An action begins
+# as soon as the action before it on its rank has ended *and* its inputs are there. A forward needs the forward of the
+# stage before. A backward needs the forward of its own stage and the backward of the stage after it. If ranks wait
+# for actions that come later in each other's lists, the plan is a *deadlock*. A simulator finds it before anything
+# starts.
 #
 # Predict: how many micro-batches do 4 ranks need for a bubble of at most 5 %?
 
@@ -550,10 +561,8 @@ def bubble(plan: Plan, seconds: Mapping[str, float]) -> float:
     return 1 - sum(seconds[action.kind] for actions in plan for action in actions) / (len(plan) * length)
 
 
-UNITS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
-
 # %% [markdown]
-# ### Measured: (p - 1) / (m + p - 1), simulated and by the clock (C28)
+# ### Measured: (p - 1) / (m + p - 1), simulated and by the clock
 
 # %% tags=["C28"]
 counts = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -590,9 +599,9 @@ plots.lines(
 # %% [markdown]
 # ### Break it: wait for the gradient before you send
 #
-# Two ranks, two micro-batches. Rank 0 wants the gradient of micro-batch 1 before it has sent micro-batch 1. Your
-# simulator finds the deadlock in no time. On real ranks, without a check, it would be two processes that wait until
-# someone stops them. minifsdp's executor runs a simulation before anything starts.
+# There are two ranks and two micro-batches. Rank 0 wants the gradient of micro-batch 1 before it has sent micro-batch
+# 1. Your simulator finds the deadlock at once. On real ranks, without a check, two processes would wait until
+# somebody stops them. That is why minifsdp's executor simulates a plan before it runs it.
 
 # %%
 stuck = [
@@ -607,15 +616,14 @@ for name, find in (("yours", ends), ("minifsdp's", simulate)):
         print(f"{name:12} {error if name != 'yours' else 'finds it'}")
 
 # %% [markdown]
-# **This is the end of the first sitting.** You have placed layers, and written the two schedules on which all others
-# are built. The second half makes the bubble smaller, and adds data parallelism.
+# # Break. Sitting two: less idle time, and data parallelism
 #
 # ## Interleaving: more stages, a smaller bubble, more messages
 #
-# The bubble is p - 1 *stages'* time. Smaller stages make it shorter: with v stages on each rank, p apart, a micro-batch
-# goes around the ranks v times, and the ranks wait (p - 1) / v as long
-# ([Narayanan et al.](https://arxiv.org/abs/2104.04473), section 2.2). Rank 1 of 4 then has stages 1 and 5 of 8. The
-# order is 1F1B's, in rounds of p micro-batches.
+# A rank waits for p - 1 other *stages*. If stages are smaller, the wait is shorter. So give each rank v stages that
+# are p apart: with v = 2, rank 1 of 4 has stages 1 and 5 of 8. A micro-batch then goes around the ranks v times, and
+# the wait is a v-th as long ([Narayanan et al.](https://arxiv.org/abs/2104.04473), section 2.2). The order within a
+# rank is 1F1B's, in rounds of p micro-batches. This is *interleaved* 1F1B.
 #
 # Predict: p = 4, v = 2. A step now has how many times as many messages, on all ranks together?
 
@@ -643,6 +651,21 @@ outcome(
 # %% [markdown]
 # There are v p - 1 boundaries between stages, and each micro-batch crosses each of them twice. Rank 0 also holds more
 # activations than with 1F1B: it has to be further ahead, because gradients come back through all stages.
+
+# %% tags=["nbval-ignore-output", "C28"]
+clock["interleaved"] = run_asleep(plan_of(interleaved, RANKS, MICROS, 2), {"F": 0.01, "B": 0.02})
+plots.pipeline(
+    {name: clock[name] for name in ("1F1B", "interleaved")},
+    title=f"With two stages on each rank the bubble is {bubble_of(clock['interleaved']):.0%} instead of "
+    f"{bubble_of(clock['1F1B']):.0%}",
+    says="By the clock, on 4 gloo ranks. An action of a stage half as large takes half as long, and each micro-batch "
+    "passes each rank twice.",
+    lab="14",
+)
+
+# %% [markdown]
+# By the clock the gain is smaller than by the formula. A rank waits for more than twice as many messages, and each of
+# them takes time.
 #
 # ## 14.6 Split the backward
 #
@@ -650,16 +673,17 @@ outcome(
 #
 # A backward computes two things. The stage before waits for the gradient of the *input*. No rank waits for the
 # gradients of the *weights*; they are needed only when the optimizer steps. So split the backward in two: **I**
-# computes the gradient of the input and sends it off, and **W** computes the gradients of the weights whenever there is
-# nothing better to do. With I alone on the way back, gradients arrive sooner; and the W's fill what is left of the
+# computes the gradient of the input and sends it, and **W** computes the gradients of the weights later, when the
+# rank would be idle. With only I on the way back, gradients arrive sooner, and the W's fill most of the rest of the
 # bubble ([Qi et al., Zero bubble pipeline parallelism](https://arxiv.org/abs/2401.10241)).
 #
-# A linear layer is where this is easy: y = x wᵀ + b has two products in its backward, one for x and one for w, of equal
-# size. So F, I and W each take about as long, and whole backwards twice as long as forwards.
+# The split is easy for a linear layer: the backward of y = x wᵀ + b has two products of equal size, one for x and one
+# for w. So F, I and W take about equally long, and a whole backward twice as long as a forward.
 #
-# Predict: ZB-H1 has 1F1B's order, and rank r puts its W's off by r micro-batches. On the way back a micro-batch now
-# takes I instead of I + W on each rank, and the last W's run while rank 0 would wait. With F = I = W, how long is a
-# rank idle, as a share of its idle time with 1F1B?
+# The schedule ZB-H1 ("zero bubble") has 1F1B's order, except that rank r delays its W's by r micro-batches. On the
+# way back a micro-batch takes I instead of I + W on each rank, and the last W's run while rank 0 would wait.
+#
+# Predict: with F = I = W, how long is a rank idle, as a share of its idle time with 1F1B?
 
 # %%
 predict("14.6", ..., "idle time with ZB-H1, over that with 1F1B, if F = I = W")
@@ -692,7 +716,7 @@ class LaterLinear(nn.Module):
 
 
 def with_later(module: nn.Module, later: Later) -> None:
-    """Put your function in the place of every linear layer."""
+    """Replace every linear layer by one with your function."""
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
             setattr(module, name, LaterLinear(child, later))
@@ -713,7 +737,7 @@ def far_with_yours(plan: Plan) -> float:
     with_later(module, later)
 
     def take() -> Callable[[], None]:
-        """What the backward just done has put off, as one function for the executor to call at W."""
+        """The work that the last backward has put off, as one function for the executor to call at W."""
         mine = list(later)
         later.clear()
         return lambda: [call() for call in mine] and None
@@ -737,29 +761,32 @@ idle = {name: run.bubble * run.length for name, run in runs.items()}
 slips = {"(p - 1)(F + I - W) against (p - 1)(F + I + W)": 2 / 3, "W is a third of the work": 2 / 3}
 outcome("14.6", round(idle["ZB-H1"] / idle["1F1B"], 3), how="computed", slips=slips)
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "C28"]
 THIRDS = {"F": 0.02, "B": 0.04, "I": 0.02, "W": 0.02}
 clock["ZB-H1"] = run_asleep(plan_of(zero_bubble), THIRDS)
+formula = {"naive": 3 / 4, "GPipe": 3 / 11, "1F1B": 3 / 11, "interleaved": 3 / 19, "ZB-H1": 3 / 27}
+for name, rows in clock.items():
+    print(f"{name:12} {bubble_of(rows):.1%} by the clock, expected {formula[name]:.1%}")
 plots.pipeline(
     {name: clock[name] for name in ("1F1B", "ZB-H1")},
-    title=f"Weight gradients fill idle time: {bubble_of(clock['1F1B']):.0%} of it with 1F1B, "
-    f"{bubble_of(clock['ZB-H1']):.0%} with ZB-H1",
+    title=f"Weight gradients fill idle time: a bubble of {bubble_of(clock['ZB-H1']):.0%} instead of "
+    f"{bubble_of(clock['1F1B']):.0%}",
     says="By the clock, on 4 gloo ranks. Colours are micro-batches, from light to dark: forward, gradient of the "
     "input, gradients of weights.",
     lab="14",
 )
 
 # %% [markdown]
-# The bubble of ZB-H1 is (p - 1)(F + I - W), and every rank now holds p micro-batches, as rank 0 does with 1F1B: what a
-# W needs has to be kept until then. With 2 p - 1 of them on rank 0 (ZB-H2) the rest of the bubble goes, too, if the
-# optimizer does not have to wait for all ranks.
+# With ZB-H1 a rank is idle for (p - 1)(F + I - W). In exchange every rank holds p micro-batches, as rank 0 does with
+# 1F1B, because the inputs of a W are kept until it has run. ZB-H2 holds 2 p - 1 micro-batches on rank 0 and has no
+# bubble at all, provided that the optimizer does not have to wait for all ranks.
 #
 # ## Micro-batches: how many, of what size?
 #
-# More micro-batches make the bubble smaller. But a batch of 48 rows in 24 micro-batches has 2 rows in each, and a
-# device needs a certain time for each micro-batch, whatever its size: kernels are launched, and small products use a
-# part of the device. Suppose that a stage needs 4 ms and 1 ms per row for a forward, and twice that for a backward. A
-# step then takes
+# More micro-batches make the bubble smaller. But if a batch of 48 rows is cut into 24 micro-batches, each has only 2
+# rows, and a device needs a certain time for each micro-batch, whatever its size: kernels are launched, and small
+# products use only a part of the device. Suppose that a forward of a stage takes 4 ms and another 1 ms per row, and a
+# backward twice as long. A step then takes
 #
 # $$(m + p - 1) \cdot 3 \cdot \left(4 + \frac{48}{m}\right) \text{ ms}.$$
 #
@@ -794,24 +821,25 @@ plots.lines(
 )
 
 # %% [markdown]
-# Without a pipeline the largest micro-batch that fits is the best one. With a pipeline there is an optimum, and the
-# memory of m micro-batches (GPipe) or p (1F1B) decides as well.
+# Without a pipeline, the largest micro-batch that fits is the best. With a pipeline, there is an optimum in between,
+# and memory limits the choice: GPipe holds m micro-batches, 1F1B only p.
 #
 # ## 14.7 When to reduce
 #
 # *4 minutes, easy*
 #
-# A pipeline of p ranks, repeated d times with different data, uses p · d ranks. Each stage then has d replicas, whose
-# gradients have to be averaged: DDP or ZeRO within each stage. A stage's gradients add up over m micro-batches. With
-# DDP and ZeRO-1 they are whole on every rank during the step, so they are reduced once, after the last micro-batch.
-# ZeRO-2 keeps only a shard of each gradient, so it would have to reduce those of every micro-batch as they appear.
+# Pipelines are combined with data parallelism: d copies of a pipeline of p ranks, each with other rows of the batch,
+# use p · d ranks. Each stage then has d replicas, whose gradients have to be averaged by DDP or ZeRO. A stage's
+# gradients add up over m micro-batches. With DDP and ZeRO-1 they are whole on every rank during the step, so they are
+# reduced once, after the last micro-batch. ZeRO-2 keeps only a shard of each gradient, so it would have to reduce the
+# gradients of every micro-batch as they appear.
 #
-# Both follow from the list of actions. A micro-batch's gradients are complete after its B, or after its W where the
-# backward is split.
+# The list of actions determines when that is. A micro-batch's gradients are complete after its B, or after its W if
+# the backward is split.
 #
-# Predict: in bytes, how many times as much as ZeRO-1 does ZeRO-2 send for a stage's gradients and parameters in a step
-# with 8 micro-batches? Both also gather the updated parameters once. A reduce-scatter and an all-gather send equally
-# much.
+# Predict: in bytes, how many times as much as ZeRO-1 does ZeRO-2 send for a stage's gradients and parameters in a
+# step with 8 micro-batches? Both also gather the updated parameters once. A reduce-scatter and an all-gather send
+# equally much.
 
 # %%
 predict("14.7", ..., "bytes that ZeRO-2 sends in a step, over those of ZeRO-1, m = 8")
@@ -874,7 +902,7 @@ class Reducer:
 
 
 def with_replicas(zero: Literal[1, 2]) -> tuple[float, list[str], float]:
-    """The shard's difference from one process; the messages within a stage, and the bytes sent for them."""
+    """The difference of the shard from one process, the messages within a stage, and the bytes sent for them."""
     data, pipeline = grid()
     layers, place_of = layers_of(torch.float64), pipeline.rank()
     whole, module = Layers(layers), Layers(layers[:5] if place_of == 0 else layers[5:])
@@ -898,7 +926,7 @@ def with_replicas(zero: Literal[1, 2]) -> tuple[float, list[str], float]:
 
 
 def kept_whole() -> list[str]:
-    """The messages within a stage, if FSDP2 keeps parameters for the step and reduces once."""
+    """The messages within a stage with FSDP2, which keeps parameters for the step and reduces once."""
     data, pipeline = grid()
     layers = layers_of()
     module = Layers(layers[:5] if pipeline.rank() == 0 else layers[5:])
@@ -913,7 +941,7 @@ def kept_whole() -> list[str]:
 
 
 # %% [markdown]
-# ### Measured: two replicas of a pipeline, and what crosses between them (C29, C32)
+# ### Measured: two replicas of a pipeline, and the messages between them
 
 # %% tags=["C29", "C32"]
 from collections import Counter
@@ -936,11 +964,11 @@ slips = {"both also gather the parameters once": 8, "the gather is as large as a
 outcome("14.7", round(sent[2] / sent[1], 2), slips=slips)
 
 # %% [markdown]
-# ZeRO-2 sends m + 1 messages where ZeRO-1 sends two, and saves little: while the gradients of a micro-batch are
-# reduced, they are whole all the same. ZeRO-3 would in addition gather the parameters before each F and each B: 2 m
-# gathers. So pipelines go with ZeRO-1, or with FSDP2 that keeps its parameters for the step. Its messages are those of
-# ZeRO-1 in the other order. Llama 3 does so, and torchtitan sets `reshard_after_forward=False` where there is a
-# pipeline.
+# ZeRO-2 sends m + 1 messages where ZeRO-1 sends two, and saves little memory, because the gradients of a micro-batch
+# are whole anyway until they have been reduced. ZeRO-3 would also gather the parameters before each F and each B, 2 m
+# times. So pipelines are combined with ZeRO-1, or with FSDP2 that keeps its parameters for the step, whose messages
+# are those of ZeRO-1 in the other order. Llama 3 does the latter, and torchtitan sets `reshard_after_forward=False`
+# if there is a pipeline.
 #
 # Which reductions can be hidden? With 1F1B the ranks finish one after the other, the last one first:
 
@@ -953,14 +981,14 @@ for rank, actions in enumerate(plan_of(one_f_one_b)):
     )
 
 # %% [markdown]
-# Only rank 0's reduction delays the step. The others travel while rank 0 is still working.
+# Only rank 0's reduction delays the step. The other ranks reduce while rank 0 is still working.
 #
-# ## Compared with torch (C29)
+# ### Measured: torch's list is the same
 #
-# `torch.distributed.pipelining` has the same parts under the same names: stages, and schedules that are lists. From
-# torch 1.8 to 2.3 there was `torch.distributed.pipeline.sync.Pipe`, one process that drove all GPUs of a host, with RPC
-# across hosts; it was removed in June 2024 ([pytorch#127354](https://github.com/pytorch/pytorch/pull/127354)). Code
-# that imports it is older than that.
+# `torch.distributed.pipelining` has the same parts under the same names: stages, and schedules that are lists. Older
+# code may import `torch.distributed.pipeline.sync.Pipe` (torch 1.8 to 2.3): one process that drove all GPUs of a
+# host, with RPC across hosts. It was removed in June 2024
+# ([pytorch#127354](https://github.com/pytorch/pytorch/pull/127354)).
 
 
 # %% tags=["C29"]
@@ -972,13 +1000,13 @@ def with_torch() -> tuple[list[Action], float]:
 
     module, whole = stage_of(PLACED, torch.float64)
     tokens, targets = batch()
-    loss_of(whole(tokens), targets).backward()
+    cross_entropy(whole(tokens), targets).backward()
     parameters, rank = list(module.parameters()), dist.get_rank()
     expected = [p.grad for p in parameters]
     for p in parameters:
         p.grad = None
     stage = pipelining.PipelineStage(module, rank, RANKS, rank_device())
-    schedule = pipelining.Schedule1F1B(stage, MICROS, loss_of)
+    schedule = pipelining.Schedule1F1B(stage, MICROS, cross_entropy)
     schedule.step(*([tokens] if rank == 0 else []), **({"target": targets} if rank == RANKS - 1 else {}))
     far = max(((p.grad - q).abs().max() / q.abs().max()).item() for p, q in zip(parameters, expected, strict=True))
     theirs = [action for cell in schedule.pipeline_order[rank] if cell is not None for action in parse(str(cell))]
@@ -997,32 +1025,37 @@ for rank, (theirs, _) in enumerate(found):
 #
 # ## What is still missing
 #
-# - Messages behind computation. Here a rank waits for each input when it needs it; on GPUs receives are posted one
-#   action ahead. A pipeline sends 2 b s h elements per micro-batch and boundary, the least of all kinds of parallelism,
-#   which is why it is used across hosts.
-# - Tied embedding and head are on different stages. Their gradients have to be added up between the first and the
-#   last rank.
-# - Everything that is computed over all stages before the optimizer steps: the norm of all gradients for
-#   clipping, and fp16's check for infinities. ZB-H2 needs the step to be undone afterwards if one of them objects.
+# - Messages behind computation. Here a rank waits for each input when it needs it; on GPUs, receives are posted one
+#   action ahead.
+# - Tied weights. An embedding and a head that share their weight are on different stages, so their gradients have to
+#   be added up between the first and the last rank.
+# - Values that depend on all stages and are needed before the optimizer steps: the norm of all gradients for
+#   clipping, and fp16's check for infinities. With ZB-H2, ranks step before they know them, and may have to undo the
+#   step.
 # - Two stages on each rank, placed in a V, so that the first and the last are on one rank: ZBV and DualPipeV, in
 #   `minifsdp/pipeline/schedules`.
 #
 # ## What to remember
 #
-# 1. A schedule is a list of actions per rank. The lists determine time, memory and whether there is a deadlock.
-# 2. The bubble is (p - 1) / (m + p - 1) with GPipe and with 1F1B. Several stages on each rank divide the wait by v.
-# 3. 1F1B holds p - r micro-batches on rank r, GPipe all m. That is the reason to use 1F1B.
-# 4. No rank waits for weight gradients. ZB-H1 computes them in idle time, and is left with (p - 1)(F + I - W).
-# 5. Micro-batches: many, until they are too small for the device.
-# 6. With data parallelism, reduce once per step: ZeRO-1, or FSDP with parameters kept.
+# 1. A schedule is a list of actions for each rank. The lists determine the time of a step, the memory, and whether
+#    there is a deadlock.
+# 2. The bubble is (p - 1) / (m + p - 1) with GPipe and with 1F1B. With v stages on each rank, the wait is a v-th as
+#    long.
+# 3. 1F1B holds p - r micro-batches on rank r, GPipe all m. This is the reason to use 1F1B.
+# 4. No rank waits for the gradients of weights. ZB-H1 computes them in idle time, of which (p - 1)(F + I - W)
+#    remains.
+# 5. Use many micro-batches, until they are too small for the device.
+# 6. With data parallelism, reduce once per step: use ZeRO-1, or FSDP2 with parameters kept for the step.
+# 7. A pipeline sends 2 b s h elements per step and boundary, the least of all kinds of parallelism. So it is used
+#    across hosts.
 #
 # ## More: the shortest step with 6 micro-batches held
 #
-# This is an open task without a reference answer. p = 4, m = 8, and the backward is split. Attention has no weights, so
-# the three parts are not equal: F takes two time units of 10 ms, I two, W one. On no rank may more than 6 micro-batches
-# be held between F and W. Write the list of each rank so that the step is as short as possible. A plan that is
-# incomplete, is a deadlock, or whose messages are received in another order than sent does not run. You can start from
-# this one:
+# This is an open task without a reference answer. There are 4 ranks and 8 micro-batches, and the backward is split.
+# Attention has no weights, so the three parts are not equal: F takes two time units of 10 ms, I two, W one. No rank
+# may hold more than 6 micro-batches between F and W. Write the list of each rank so that the step is as short as
+# possible. A plan does not run if it is incomplete, is a deadlock, or receives messages in another order than they
+# are sent. You can start from this one:
 
 # %% tags=["shown", "nbval-ignore-output"]
 from minifsdp.course.workshop.scores import enter_order
@@ -1042,31 +1075,51 @@ def my_order(rank: int, ranks: int, micros: int) -> list[Action]:
 enter_order("my order", my_order)
 
 # %% [markdown]
-# GPipe and 1F1B take 550 ms, and GPipe holds too much. ZB-H1 takes 490 ms and holds 4 micro-batches. No list is shorter
-# than 460 ms; 470 ms can be reached. `minifsdp lab score` keeps a table of your attempts.
+# GPipe and 1F1B take 550 ms, and GPipe holds too much. ZB-H1 takes 490 ms and holds 4 micro-batches. No list is
+# shorter than 460 ms; 470 ms can be reached. `minifsdp lab score` keeps a table of your attempts.
 #
 # ## Questions
 #
 # **1. A pipeline of 8 stages runs with 8 micro-batches. Which is better, 16 micro-batches or 2 stages on each rank?**
-# <details><summary>Answer</summary>Both make the bubble 7/23 instead of 7/15. 16 micro-batches of the same size double
-# the batch, which training may not want; of half the size, they may be too small for the device. 2 stages on each rank
-# double the messages and hold more activations.</details>
 #
-# **2. Why does the loss that rank 0 prints make no sense?**
-# <details><summary>Answer</summary>Only the last stage computes a loss. The others have none, unless it is sent to
-# them.</details>
+# <details><summary>Answer</summary>
+#
+# Both make the bubble 7/23 instead of 7/15. 16 micro-batches of the same size double the batch, which training may
+# not want; 16 of half the size may be too small for the device. 2 stages on each rank double the messages and more,
+# and hold more activations.
+# </details>
+#
+# **2. Rank 0 prints its loss and finds none. Why?**
+#
+# <details><summary>Answer</summary>
+#
+# Only the last stage computes a loss. The other ranks have none, unless the last rank sends it to them.
+# </details>
 #
 # **3. GPipe's paper recomputes activations in backward. What does rank 0 then hold, and what does it cost?**
-# <details><summary>Answer</summary>The inputs of m micro-batches and all activations of one, for one more forward per
-# micro-batch: a quarter of the step's work.</details>
+#
+# <details><summary>Answer</summary>
+#
+# It holds the inputs of m micro-batches and all activations of one. It pays one more forward for each micro-batch,
+# which makes a step's work a third longer if a backward takes as long as two forwards.
+# </details>
 #
 # **4. Your pipeline hangs in its first step, on two of four ranks. What do you look at first?**
-# <details><summary>Answer</summary>The order of messages: two neighbours' lists disagree on which micro-batch comes
-# next, or a send waits for its receiver. A simulation of the lists finds the first before anything starts.</details>
+#
+# <details><summary>Answer</summary>
+#
+# The order of messages. Either the lists of two neighbours disagree on the next micro-batch, or a rank waits for its
+# send to end before it receives, and so does its neighbour. A simulation of the lists finds the first before anything
+# starts; the executor avoids the second, because it waits for no send.
+# </details>
 #
 # **5. The gradients are 8 times as large as those of one process, with m = 8. What has been forgotten?**
-# <details><summary>Answer</summary>Each micro-batch's loss is a mean over its own rows. It has to be divided by m
-# before backward; torch's schedules do it with `scale_grads`.</details>
+#
+# <details><summary>Answer</summary>
+#
+# Each micro-batch's loss is a mean over its own rows, so it counts for an m-th of the batch's loss. Divide it by m
+# before backward. In torch and minifsdp the schedule does so by itself, unless you pass `scale_grads=False`.
+# </details>
 #
 # ## Further reading
 #

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from minifsdp.course.machine.pipeline_task import BOUND, MICROS, RANKS, far_from_one_process, ours, plan_of, try_order
-from minifsdp.course.machine.sleeping import bubble_of, length_of, run_asleep
+from minifsdp.course.machine.sleeping import run_asleep
 from minifsdp.course.workshop import scores
 from minifsdp.course.workshop.catalogue import labs_folder
 from minifsdp.pipeline.actions import Action
 from minifsdp.pipeline.schedules.interleaved import interleaved
 from minifsdp.pipeline.schedules.one_f_one_b import one_f_one_b
 from minifsdp.pipeline.schedules.zero_bubble import zero_bubble
+from minifsdp.pipeline.simulate import bubble_of, length_of
 
 BEST = """
 F0 F1 F2 F3 F4 I0 F5 W0 I1 F6 I2 W1 W2 F7 I3 I4 W3 W4 I5 I6 W5 W6 I7 W7

@@ -9,8 +9,8 @@ A rank that sleeps needs no processor, so the ranks keep their times even where 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,24 +18,13 @@ from torch import Tensor, nn
 
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.pipeline import PipelineStage, Schedule
-from minifsdp.pipeline.actions import Action, Plan, stages_of
+from minifsdp.pipeline.actions import Plan, stages_of
+from minifsdp.pipeline.simulate import Timed, length_of
 
 STEPS = 3  # after one that connects the ranks; the shortest counts
 
 
-class Did(NamedTuple):
-    """An action by the clock; seconds from the beginning of the step."""
-
-    action: Action
-    start: float
-    end: float
-
-
-Rows = Sequence[Sequence[Did]]
-"""Of each rank what it has done, in order."""
-
-
-def run_asleep(plan: Plan, seconds: Mapping[str, float], steps: int = STEPS) -> list[list[Did]]:
+def run_asleep(plan: Plan, seconds: Mapping[str, float], steps: int = STEPS) -> list[list[Timed]]:
     """Run a plan on as many ranks as it has.
 
     Args:
@@ -47,25 +36,14 @@ def run_asleep(plan: Plan, seconds: Mapping[str, float], steps: int = STEPS) -> 
     return min(([rank[step] for rank in found] for step in range(1, steps + 1)), key=length_of)
 
 
-def length_of(rows: Rows) -> float:
-    """Seconds from the first action's beginning to the last one's end."""
-    return max(did.end for row in rows for did in row) - min(did.start for row in rows for did in row)
-
-
-def bubble_of(rows: Rows) -> float:
-    """The share of all ranks' time in which they are idle."""
-    busy = sum(did.end - did.start for row in rows for did in row)
-    return 1 - busy / (len(rows) * length_of(rows))
-
-
-def _steps_asleep(plan: Plan, seconds: Mapping[str, float], steps: int) -> list[list[Did]]:
+def _steps_asleep(plan: Plan, seconds: Mapping[str, float], steps: int) -> list[list[Timed]]:
     """What this rank has done in each step, by a clock that all processes of a machine share."""
-    done: list[Did] = []
+    done: list[Timed] = []
 
     def nap() -> None:
         action, start = schedule.executor.at, time.monotonic()
         time.sleep(seconds[action.kind])
-        done.append(Did(action, start, time.monotonic()))
+        done.append(Timed(action, start, time.monotonic()))
 
     count = 1 + max(action.stage for actions in plan for action in actions)
     micros = 1 + max(action.micro for actions in plan for action in actions)

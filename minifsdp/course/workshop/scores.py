@@ -92,7 +92,8 @@ def enter_order(name: str, order: Any) -> Any:
     """
     from minifsdp.course import plots
     from minifsdp.course.machine import pipeline_task as task
-    from minifsdp.course.machine.sleeping import length_of, run_asleep
+    from minifsdp.course.machine.sleeping import run_asleep
+    from minifsdp.pipeline.simulate import length_of
 
     try:
         result = task.try_order(order)
@@ -105,15 +106,30 @@ def enter_order(name: str, order: Any) -> Any:
     assert far < 1e-12, f"gradients differ from one process's by {far:.0e}"
     rows = run_asleep(plan, {kind: units * UNIT for kind, units in task.UNITS.items()})
     keep(PIPELINE, name, result.length * UNIT, result.held, result.problem)
-    for who, each in {name: result, **task.ours()}.items():
+    references = task.ours()
+    for who, each in {name: result, **references}.items():
         note = f" (does not count: {each.problem})" if each.problem else ""
-        bubble = f"{each.simulation.bubble:.1%} bubble"
-        print(f"{who:16} {1e3 * UNIT * each.length:4.0f} ms, {bubble}, holds {each.held} micro-batches{note}")
-    print(
-        f"no schedule is below {1e3 * UNIT * task.BOUND:.0f} ms: the last rank waits, and then has all its work to do"
+        held = f"{each.held} micro-batches held"
+        print(f"{who:12} {_ms(each.length):4.0f} ms, {each.simulation.bubble:.1%} bubble, {held}{note}")
+    print(f"no schedule is below {_ms(task.BOUND):.0f} ms: the last rank waits for its first input, then works")
+    best = "ZB-H1"
+    longer = _ms(result.length - references[best].length)
+    compared = f"{abs(longer):.0f} ms {'longer' if longer > 0 else 'shorter'} than" if longer else "as long as"
+    return plots.pipeline(
+        {
+            f"{best}, simulated": references[best].simulation,
+            f"{name}, simulated": result.simulation,
+            f"{name}, by the clock": rows,
+        },
+        title=f"{name}: {result.problem or f'{_ms(result.length):.0f} ms, {compared} {best}'}; "
+        f"{1e3 * length_of(rows):.0f} ms by the clock",
+        says="A unit of time is 10 ms; F and I take two, W takes one. `minifsdp lab score` shows your table.",
+        lab="14",
     )
-    print(f"yours by the clock: {1e3 * length_of(rows):.0f} ms; its gradients are those of one process")
-    return plots
+
+
+def _ms(units: float) -> float:
+    return 1e3 * UNIT * units
 
 
 def keep(board: Board, name: str, seconds: float, other: float, problem: str | None) -> None:
