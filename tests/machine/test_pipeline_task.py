@@ -82,6 +82,19 @@ def test_what_cannot_run(
     assert scores.table(tmp_path, scores.PIPELINE) is None
 
 
+def test_a_schedule_that_counts_is_kept_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture = scores.enter_order("mine", best)
+    assert picture.title.startswith("mine: 470 ms, 20 ms shorter than ZB-H1; ")
+    assert {name: drawn["length"] for name, drawn in picture.data.items()} == {
+        "ZB-H1, simulated": 49,
+        "mine, simulated": 47,
+    }
+    table = scores.table(tmp_path, scores.PIPELINE)
+    assert table is not None
+    assert [list(column.cells) for column in table.columns[:4]] == [["1"], ["mine"], ["470.0"], ["6"]]
+
+
 def test_the_best_trains_as_one_process() -> None:
     assert 0 < far_from_one_process(plan_of(best)) < 1e-12
 
