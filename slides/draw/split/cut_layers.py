@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from draw.canvas import canvas
 from draw.fsdp.drawing import bare, box, say
-from draw.scale.product import EVERYWHERE, RANKS, arrow
+from draw.split.product import EVERYWHERE, RANKS, arrow
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
