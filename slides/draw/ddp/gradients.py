@@ -146,9 +146,7 @@ def draw_extra() -> Figure:
     axes.set_yticks(range(len(names)), [label for label, _ in names.values()])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.invert_yaxis()
-    axes.set(
-        xlim=(0, 1.12), xticks=(0, 0.5, 1), xlabel="peak above that of one process, in multiples of the gradients"
-    )
+    axes.set(xlim=(0, 1.12), xticks=(0, 0.5, 1), xlabel="peak above that of one process, in multiples of the gradients")
     axes.spines["left"].set_visible(False)
     return figure
 
