@@ -20,7 +20,7 @@ from torch.nn.functional import mse_loss
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.pipeline import PipelineStage, Schedule
 from minifsdp.pipeline.actions import Action, Plan, check_complete
-from minifsdp.pipeline.channels import check_order
+from minifsdp.pipeline.messages import check_order
 from minifsdp.pipeline.schedules.gpipe import gpipe
 from minifsdp.pipeline.schedules.one_f_one_b import one_f_one_b
 from minifsdp.pipeline.schedules.zero_bubble import zero_bubble
