@@ -26,7 +26,7 @@
 #
 # **You need** to know tensors and autograd; lab 00 is not required.
 #
-# **Time** 90 minutes, in two sittings; the break is marked. **Runs** on a laptop (gloo, 2 to 4
+# **Time** 90 minutes, in two sessions; the break is marked. **Runs** on a laptop (gloo, 2 to 4
 # processes), or with NCCL and one rank per GPU. **Memory** at most 12 MiB of tensors per rank; a
 # process takes 210 MiB, 197 of them for torch's code, which the ranks share.
 #
@@ -55,7 +55,7 @@ from minifsdp.course.link.emulated import EmulatedLink
 from minifsdp.course.workshop import exercise, outcome, predict
 
 # %% [markdown]
-# # Sitting one: messages
+# # Session one: messages
 #
 # ## 1.1 Who am I
 #
@@ -200,7 +200,7 @@ except RankError as error:
 # tests with small tensors miss the fault.
 #
 # **The fix**: no rank waits until it has *posted* both of its messages. You now write the step that
-# the rings of sitting two repeat. The ranks form a ring: the right neighbour of rank r is rank r +
+# the rings of session two repeat. The ranks form a ring: the right neighbour of rank r is rank r +
 # 1, and its left neighbour is rank r - 1, modulo N. Each rank sends to the right and receives from
 # the left. NCCL needs one more precaution. The two messages may share a stream, which runs them in
 # the order in which they were posted, and this brings the circular wait back. So even ranks post
@@ -502,7 +502,7 @@ assert yours == found[0]["reduce to 0"] == [14.0], f"rank 0 has the sum {yours};
 # kept busy all the time?
 #
 # ---
-# # Break. Sitting two: the ring
+# # Break. Session two: the ring
 #
 # (In a fresh kernel, first run all cells above, because they hold your answers.)
 #
