@@ -83,7 +83,7 @@ ADAM = {"lr": 1e-3, "eps": 1e-4}
 # trainer, runs three of its steps on this rank and returns the measurements of the third. The optimizer already has its
 # state before the third step; the marks "backward" and "step" are set after the backward pass and after the step.
 # Adam's `eps` is 1e-4, which is larger than usual. With 1e-8, Adam's first steps would hardly depend on the size of a
-# gradient, and nobody would notice a sum over the ranks instead of a mean.
+# gradient, so a sum over the ranks instead of a mean would not be noticeable.
 
 # %%
 SIZES = {"width": 105, "layers": 4}
