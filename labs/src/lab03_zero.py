@@ -709,7 +709,7 @@ blocks = [[p.numel() for p in block.parameters()] for block in GPT(**SIZES).bloc
 root = PSI - sum(map(sum, blocks))
 units = sum(two.padded(sum(block)) for block in blocks)  # bytes, padded
 stage3 = launch(measure, 2, Stage3, BATCHES)
-rungs = {  # measured; expected bytes held; expected bytes sent, by all ranks of the ring
+rungs = {  # measured; expected bytes held; expected bytes sent, before the factor (N - 1) / N
     "DDP": (ddp[0], closed_form.ddp(numels, two), 2 * 4 * PSI),
     "ZeRO-1": (zero1[0], expected1, 2 * sum(two.padded(n) for n in elements)),
     "ZeRO-2": (zero2[0], expected2, 2 * sum(two.padded(n) for n in elements)),
