@@ -31,7 +31,7 @@
 #
 # **You need** labs 02 and 03 (DDP, ZeRO-1 and ZeRO-2) and, for micro-batches, the gradient accumulation of lab 09.
 #
-# **Time** 75 minutes, in two sittings; the break is marked. **Runs** on a laptop (gloo, 4 processes), on one GPU that
+# **Time** 75 minutes, in two sessions; the break is marked. **Runs** on a laptop (gloo, 4 processes), on one GPU that
 # the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** less than 20 MiB of
 # tensors per rank.
 #

@@ -69,7 +69,7 @@ def test_exercises_say_how_long_they_take_and_a_lab_has_that_time_and_the_time_t
     texts = "\n".join(source_of(cell) for cell in LABS[lab] if cell["cell_type"] == "markdown")
     said = re.findall(r"(?:\*\*Time\*\*|\| time \|) (\d+) minutes", texts)
     assert said == [str(minutes)]
-    assert minutes <= 95 or "two sittings" in texts
+    assert minutes <= 95 or "two sessions" in texts
 
 
 @pytest.mark.parametrize("lab", LABS)

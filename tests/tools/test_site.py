@@ -117,11 +117,11 @@ def test_a_term_leads_to_a_file_that_is_there(stage: ModuleType, sources: Path) 
     assert stage.TERMS["limiter"] == "minifsdp/fsdp/schedules/rate_limit.py"
 
 
-def test_a_lab_in_two_sittings_is_one_page_with_one_title(sources: Path) -> None:
+def test_a_lab_in_two_sessions_is_one_page_with_one_title(sources: Path) -> None:
     cells = json.loads((sources / "labs" / "lab01_collectives.ipynb").read_text())["cells"]
     text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     assert len(re.findall("^# ", text, re.MULTILINE)) == 1
-    assert re.search("^## .*Sitting two", text, re.MULTILINE)
+    assert re.search("^## .*Session two", text, re.MULTILINE)
 
 
 def test_headings_of_notebooks_are_found_by_githubs_names(sources: Path) -> None:
