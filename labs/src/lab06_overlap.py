@@ -847,7 +847,7 @@ assert {hazard.kind for hazard in hazards} == {"missing wait"}
 # %% [markdown]
 # ### Break it: free without recording the reader
 #
-# This is your schedule again, except that the compute stream is not recorded as a reader of the gathers' memory.
+# This is your schedule again, except that the compute stream is not recorded as a reader of the gathered memory.
 
 # %%
 untold = program_of(partial(LabOverlap, pieces=PIECES._replace(free=without_record_stream)))
@@ -971,7 +971,7 @@ plots.timeline(
 # schedules take turns. They run over gloo on the CPU even if there are GPUs, because the question here is what happens
 # when the host itself computes. Each measurement is shown next to the model's prediction for this machine. The model is
 # given the measured compute time of each schedule and predicts the time spent waiting. It ignores the delay in waking
-# threads. The first error is that of the whole step, the second that of the waits alone.
+# threads. The first error is that of the entire step, the second that of the waits alone.
 
 
 # %% tags=["C14", "nbval-ignore-output"]

@@ -11,9 +11,9 @@
 # # Lab 10b: checkpoints, frozen parameters, recomputation
 #
 # Once you have trained a sharded model, you may want to save it, continue on more GPUs, run it in a program without
-# FSDP, or fine-tune one per cent of it. Yet no rank holds the parameters of the plain model. In this lab you save and
-# load the parameters and the optimizer state, safely even if the power fails. Then you save memory in two more ways: by
-# freezing parameters and by recomputing activations.
+# FSDP, or fine-tune one per cent of its parameters. Yet no rank holds the parameters of the plain model. In this lab
+# you save and load the parameters and the optimizer state, safely even if the power fails. Then you save memory in two
+# more ways: by freezing parameters and by recomputing activations.
 #
 # ![Rows of a sharded checkpoint, written by one number of ranks and read by
 # another](../slides/figures/practice-rows.svg)
@@ -1019,8 +1019,8 @@ print_wrapped(f"warning: {warning}")
 # %% [markdown]
 # `use_orig_params=True` allows such a unit, with the warning above. The optimizer then sees the original parameters,
 # each as a slice of the shard, and frozen slices get no `.grad`. But memory for the frozen slices' gradients may still
-# be allocated. Predict the bytes of gradients on one of 2 ranks after backward, with the blocks as units: 4 blocks of
-# 68,475 elements each, plus 2,700 per block for its adapters.
+# be allocated. Predict the bytes of gradients on one of 2 ranks after the backward pass, with the blocks as units: 4
+# blocks of 68,475 elements each, plus 2,700 per block for its adapters.
 
 # %%
 predict("10b.6", ..., "bytes of gradients of a rank of 2 after backward, adapters trained, blocks are units")
@@ -1113,7 +1113,8 @@ def tune_all() -> dict[str, Tuned]:
 # %% [markdown]
 # ### Measured: gradients of frozen parameters
 #
-# We expect that after backward, every unit with a trainable parameter has a full-length gradient shard [P / N].
+# We expect that after the backward pass, every unit with a trainable parameter has a full-length gradient shard [P /
+# N].
 
 # %% tags=["C23"]
 tuned = launch(tune_all, RANKS)[0]
@@ -1178,8 +1179,8 @@ plots.stages(
 # the backward pass. With FSDP, the parameters must be unsharded for that second forward. They already are if the unit's
 # backward has begun, which is the case if the checkpoint is *inside* the unit. If the checkpoint is *around* the unit,
 # its kind matters: torch has an old kind, `use_reentrant=True`, and a new one, `use_reentrant=False`. The old kind
-# first recomputes, and then runs a backward of its own. Recomputation costs one more forward of the module. For the
-# entire model, that is a third more compute, because a backward pass costs about as much as two forward passes.
+# first recomputes, and then runs a backward pass of its own. Recomputation costs one more forward pass of the module.
+# For the entire model, that is a third more compute, because a backward pass costs about as much as two forward passes.
 #
 # FULL_SHARD issues 2 U - 1 = 9 all-gathers per step for the 5 units here. How many does it issue with reentrant
 # checkpoints *around* the four blocks?
@@ -1452,6 +1453,6 @@ plots.timeline(
 #   a power cut, and common programming mistakes.
 # - Training deep nets with sublinear memory cost: [arXiv 1604.06174](https://arxiv.org/abs/1604.06174). LoRA:
 #   [arXiv 2106.09685](https://arxiv.org/abs/2106.09685).
-# - minifsdp: `fsdp/torch_api/state/saving.py`, `loading.py`, `optim.py`, `sharded_values.py` (your pieces),
+# - minifsdp: `fsdp/torch_api/state/saving.py`, `loading.py`, `optim.py`, `sharded_values.py` (your functions),
 #   `fsdp/torch_api/original_params.py`, `fsdp/engine.py` (`before`, `after`: recomputation),
 #   `course/train/checkpoint.py` (10b.5, with the parts it leaves out).

@@ -958,10 +958,10 @@ assert decisions["175 billion"][0] == Choice("full sharding", 64), "too large fo
 assert decisions["layers of 20 billion"][2] == Choice("split layers", None), "more ranks do not help"
 
 # %% [markdown]
-# Read the first column from the top: **data parallelism** while the model fits, **hybrid** when it
-# is too large for one device but not for a few, **full sharding** when it needs all ranks, and
-# **splitting layers** (tensor or pipeline parallelism) when the unsharded part is too large. This
-# is the usual advice, and the table shows its exceptions:
+# Read the first column from the top: **data parallelism** while the model fits, **hybrid** when it is too large for one
+# device but not for a few, **full sharding** when it needs all ranks, and **splitting layers** (tensor or pipeline
+# parallelism) when the memory that cannot be sharded is too large. This is the usual advice, and the table shows its
+# exceptions:
 #
 # - A sharding group does not have to be one host. On the fast network, 7 billion parameters need only F = 2, and 70
 #   billion need F = 16, that is, groups of two hosts, with gathers across hosts. Such groups send *more* out of a host
