@@ -100,7 +100,7 @@ UNITS = ["root", *(f"block {number}" for number in range(SETTINGS.layers))]
 
 
 def unit_table(units: list[list[int]], names: list[str], ranks: int) -> None:
-    """Return each unit's number of elements, and the padding that makes it divisible by N."""
+    """Print each unit's number of elements, and the padding that makes it divisible by N."""
     print(f"{'unit':9}{'elements':>11}{'padding':>9}")
     for name, unit in zip(names, units, strict=True):
         print(f"{name:9}{sum(unit):11,}{-sum(unit) % ranks:9}")

@@ -159,7 +159,7 @@ PLENTY = replace(A100, name="A100 with memory without end", capacity=2**50)
 
 
 def table(runs: dict[str, Run]) -> None:
-    """Return the peaks, the retries, and the time of the last step."""
+    """Print the peaks, the retries, and the time of the last step."""
     print(f"{'GiB, model, not measured':28}{'allocated':>11}{'active':>8}{'reserved':>10}{'retries':>9}{'step, s':>9}")
     for name, run in runs.items():
         peaks = [run.peak(what) / GIB for what in ("allocated", "active", "reserved")]

@@ -806,7 +806,7 @@ def save_checkpoint(folder: Path, name: str) -> None:
 
 
 def index_of(whole: Path) -> dict[str, list[InMemory]]:
-    """Records which file holds each row. (torch.distributed.checkpoint stores this in `.metadata`.)
+    """Return which file holds each row. (torch.distributed.checkpoint stores this in `.metadata`.)
 
     The files are memory-mapped (`mmap`): the rows of a piece enter memory only when they are read.
     """
@@ -1058,7 +1058,7 @@ def units_for(model: nn.Module, block: type[nn.Module]) -> set[nn.Module]:
 
 # %%
 class Tuned(NamedTuple):
-    """Return a rank's gradient bytes after backward and at the peak, and the bytes sent."""
+    """A rank's gradient bytes after backward and at the peak, and the bytes sent."""
 
     left: int
     peak: int
