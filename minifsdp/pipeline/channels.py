@@ -9,6 +9,7 @@ for it: gloo and NCCL send in order on each connection, and a send that waited w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,14 @@ from minifsdp.pipeline.actions import Plan, homes_of
 from minifsdp.pipeline.boundary import HEADER, Boundary, agrees, boundary_of, from_header, in_words, to_header
 from minifsdp.pipeline.messages import Message, Route, channels_of, routes_of
 from minifsdp.process_groups import destroy, twin_of
+
+
+class Sent(NamedTuple):
+    """A tensor on its way, and the count of in-place changes that it had when it left."""
+
+    handle: Handle
+    tensor: Tensor
+    version: int
 
 
 class Channels:
@@ -41,8 +50,8 @@ class Channels:
         self.arrivals, self.departures = routes_of(plan, group.rank())
         self.groups = {channel: twin_of(group) for channel in channels_of(plan)}
         self.boundaries: dict[tuple[int, bool], Boundary] = {}  # by the stage below, and whether gradients come back
-        self._here: dict[Message, Sequence[Tensor]] = {}  # between two stages of this rank
-        self._sends: dict[Message, list[tuple[Handle, Tensor]]] = {}  # not known to have been received
+        self._here: dict[Message, tuple[Sequence[Tensor], list[int]]] = {}  # between two stages of this rank
+        self._sends: dict[Message, list[Sent]] = {}  # not known to have been received
 
     def send(self, route: Route, tensors: Sequence[Tensor], trains: bool = True) -> None:
         """Pass tensors on; they must not change before the step is over.
@@ -53,14 +62,15 @@ class Channels:
         message = route.message
         new = message.kind == "F" and self._is_new(message.source, tensors, trains)
         if route.peer is None:
-            self._here[message] = tensors
+            self._here[message] = tensors, [tensor._version for tensor in tensors]
             return
-        leaving = [tensor.detach().contiguous() for tensor in tensors if tensor.numel()]
+        leaving = [_as_sent(tensor) for tensor in tensors if tensor.numel()]
         if new:
             leaving.insert(0, to_header(self.boundaries[message.source, trains]).to(self.device))
         # No frame of an error may keep a group: it closes with its last reference.
         self._sends[message] = [
-            (comm.send(tensor, route.peer, self.groups[route.channel]), tensor) for tensor in leaving
+            Sent(comm.send(tensor, route.peer, self.groups[route.channel]), tensor, tensor._version)
+            for tensor in leaving
         ]
 
     def receive(self, route: Route, trains: bool = True) -> Sequence[Tensor]:
@@ -71,17 +81,17 @@ class Channels:
         """
         message = route.message
         if route.peer is None:
-            return self._here.pop(message)
+            tensors, versions = self._here.pop(message)
+            _check_unchanged(message, [tensor._version for tensor in tensors] == versions)
+            return tensors
         if (message.below, trains) not in self.boundaries:
             header = torch.empty(HEADER, dtype=torch.int64, device=self.device)
             comm.recv(header, route.peer, self.groups[route.channel]).wait()
             self._agree(message.below, from_header(header), trains)
         wanted = [e for e in self.boundaries[message.below, trains] if message.kind == "F" or e.needs_grad]
         tensors = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in wanted]
-        for handle in [comm.recv(t, route.peer, self.groups[route.channel]) for t in tensors if t.numel()]:
-            handle.wait()
-        for early in route.acknowledged:
-            self._finish(self._sends.pop(early, []))
+        _wait([comm.recv(t, route.peer, self.groups[route.channel]) for t in tensors if t.numel()])
+        self._finish(route.acknowledged)
         return tensors
 
     def _is_new(self, stage: int, tensors: Sequence[Tensor], trains: bool) -> bool:
@@ -94,10 +104,15 @@ class Channels:
     def _agree(self, stage: int, found: Boundary, trains: bool) -> None:
         """Let this be what a stage passes from now on, unless it differs from what it has passed, or has to."""
         agreed = self.boundaries.setdefault((stage, trains), found)
-        if agreed != found:
+        if in_words(agreed) != in_words(found):
             raise ValueError(
                 f"stage {stage} passes {in_words(found)} where it has passed {in_words(agreed)} before: micro-batches "
-                "have to be of one shape; cut the batch into equal parts"
+                "have to be of one shape in all steps; cut the batch into equal parts, or make another schedule for it"
+            )
+        if agreed != found:
+            raise ValueError(
+                f"stage {stage} passes tensors of which others need gradients than before: make another schedule after "
+                "freezing parameters"
             )
         said = self.said.get(stage, found)
         if [each[:2] for each in said] != [each[:2] for each in found]:
@@ -108,14 +123,17 @@ class Channels:
 
     def finish(self) -> None:
         """The step is over: wait until everything that was sent has left."""
-        for sends in self._sends.values():
-            self._finish(sends)
-        self._sends.clear()
+        self._finish(list(self._sends))
 
-    @staticmethod
-    def _finish(sends: Sequence[tuple[Handle, Tensor]]) -> None:
-        for handle, _ in sends:
-            handle.wait()
+    def _finish(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            _check_unchanged(message, self._left(message))
+
+    def _left(self, message: Message) -> bool:
+        """Wait until a message has left; True if its tensors are as they were."""
+        sends = self._sends.pop(message, [])
+        _wait([each.handle for each in sends])
+        return all(each.tensor._version == each.version for each in sends)
 
     def close(self) -> None:
         """Hang up: what other ranks wait for on these channels fails."""
@@ -124,3 +142,26 @@ class Channels:
         for group in self.groups.values():
             destroy(group)
         self.groups.clear()
+
+
+def _as_sent(tensor: Tensor) -> Tensor:
+    """The elements in one block, as a backend sends them; a conjugate is a view that no backend takes."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _wait(handles: Sequence[Handle]) -> None:
+    """Wait in a frame of its own: one that an error keeps must not keep a handle, and with it a connection."""
+    for handle in handles:
+        handle.wait()
+
+
+def _check_unchanged(message: Message, is_unchanged: bool) -> None:
+    """
+    Raises:
+        RuntimeError: a tensor was changed in place, and the next stage may have received either value.
+    """
+    if not is_unchanged:
+        raise RuntimeError(
+            f"stage {message.source} has changed a tensor in place after it passed it on for micro-batch "
+            f"{message.micro}: pass on a clone"
+        )

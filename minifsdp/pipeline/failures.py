@@ -37,12 +37,12 @@ class Failures:
         if self.failed:
             raise PipelineError(f"this pipeline has failed before, and its channels are closed: {self.failed}")
 
-    def shared(self, error: Exception, where: str) -> Exception:
+    def shared(self, error: BaseException, where: str) -> BaseException:
         """The error for this rank to raise, when it has hung up: its own, or another rank's that is behind it."""
         cause = self._cause_of(error, where)
         return error if cause is None else PipelineError(cause)
 
-    def _cause_of(self, error: Exception, where: str) -> str | None:
+    def _cause_of(self, error: BaseException, where: str) -> str | None:
         """The failure of another rank that is behind this error; None if it is this rank's own."""
         if _is_broken(error):
             self.failed = self._found() or f"another rank has gone away, while rank {self.rank} was at {where}"
@@ -68,7 +68,7 @@ class Failures:
         return ""
 
 
-def _is_broken(error: Exception) -> bool:
+def _is_broken(error: BaseException) -> bool:
     """True for the error of a connection that the other end has closed."""
     words = ("closed by peer", "connection reset", "broken pipe", "connection refused", "socket timeout")
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)

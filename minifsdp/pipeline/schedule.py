@@ -60,6 +60,8 @@ class Schedule:
         first = self.stages[0]
         self.plan, self.n_microbatches, self.group = plan, n_microbatches, first.group
         check_complete(plan, first.num_stages, n_microbatches)
+        if len(plan) != first.group_size:
+            raise ValueError(f"a plan for {len(plan)} ranks on {first.group_size}: give each rank a list of actions")
         check_order(plan)
         self.simulation = simulate(plan, SLOTS)
         for stage in self.stages:
@@ -113,9 +115,18 @@ class Schedule:
         batch = partial(Batch, loss_kwargs=loss_kwargs or {}, trains=trains, keeps_outputs=return_outputs)
         return self._run(batch, args, kwargs, target, losses)
 
-    def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
+    def eval(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """As `step`, forward only."""
-        return self._run(partial(Batch, trains=False), args, kwargs, target, losses)
+        batch = partial(Batch, loss_kwargs=loss_kwargs or {}, trains=False, keeps_outputs=return_outputs)
+        return self._run(batch, args, kwargs, target, losses)
 
     def tie(self, copies: Mapping[int, nn.Parameter], stages: Sequence[int]) -> None:
         """Treat parameters of several stages as one weight, such as an embedding and the head; on all ranks.
@@ -127,8 +138,10 @@ class Schedule:
             stages: all that have one, in order.
 
         Raises:
-            ValueError: `copies` are not those of this rank's stages.
+            ValueError: `copies` are not those of this rank's stages, or the stages are not in order.
         """
+        if list(stages) != sorted(set(stages)):
+            raise ValueError(f"stages={list(stages)}: give them in order, each once")
         mine = [stage.stage_index for stage in self.stages if stage.stage_index in stages]
         if sorted(copies) != mine:
             raise ValueError(
@@ -156,12 +169,14 @@ class Schedule:
         self.failures.check()
         try:
             micros, (args_spec, kwargs_spec, merge_spec) = self.n_microbatches, self.specs
-            cut, named = split_args_kwargs_into_chunks(args, kwargs, micros, args_spec, kwargs_spec)
+            specs = args_spec if args else None, kwargs_spec if kwargs else None  # all ranks may be given the same
+            cut, named = split_args_kwargs_into_chunks(args, kwargs, micros, *specs)
             targets = [] if target is None else split_args_kwargs_into_chunks((target,), {}, micros)[0]
             batch = batch_of(cut, named, [each for (each,) in targets])
             self._check(batch)
             self.executor.run(batch)
-        except Exception as error:
+            output = merge_chunks(_in_order(batch.outputs), merge_spec) if batch.outputs else None
+        except BaseException as error:  # also when the user interrupts this rank
             known = self.failures.shared(error, str(self.executor.at))
             if known is not error:
                 error.__traceback__ = None  # its frames hold channels, which close with their last reference
@@ -171,7 +186,7 @@ class Schedule:
             raise known from None
         if losses is not None:
             losses[:] = _in_order(batch.losses)
-        return merge_chunks(_in_order(batch.outputs), merge_spec) if batch.outputs else None
+        return output
 
     def _check(self, batch: Batch) -> None:
         if batch.trains and not torch.is_grad_enabled():
@@ -181,6 +196,8 @@ class Schedule:
 
     def _hang_up(self) -> None:
         self.channels.close()
+        for weight in self.executor.tied:
+            weight.close()
         for stage in self.stages:
             stage.forget()
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from minifsdp import comm
 from minifsdp.comm import Group
 from minifsdp.local_parts import local_gradient, local_of
-from minifsdp.process_groups import part_of
+from minifsdp.process_groups import destroy, part_of
 
 
 class TiedWeight:
@@ -58,6 +58,12 @@ class TiedWeight:
             comm.all_reduce(gradients[0], self.others).wait()
         for each in gradients[1:]:
             each.copy_(gradients[0])
+
+    def close(self) -> None:
+        """Hang up: ranks that wait for this one's gradient fail."""
+        if self.others is not None:
+            destroy(self.others)
+            self.others = None
 
     def _gradient(self, p: nn.Parameter) -> Tensor:
         gradient = local_gradient(p)

@@ -23,14 +23,17 @@ _postponed: list[Later] | None = None  # of the backward under way, if it is spl
 
 
 def split_linears(module: nn.Module) -> None:
-    """Prepare every `nn.Linear` in a module for backwards in two parts. Its parameters stay where they are."""
+    """Prepare every `nn.Linear` in a module for backwards in two parts. Its parameters stay where they are.
+
+    One whose weight is computed, as by `weight_norm`, keeps its backward in one part.
+    """
     for child in module.modules():
-        if type(child) is nn.Linear:
+        if type(child) is nn.Linear and "weight" in child._parameters:
             child.forward = partial(_forward, child)  # type: ignore[method-assign]
 
 
-def _forward(linear: nn.Linear, x: Tensor) -> Tensor:
-    y: Tensor = _Linear.apply(x, linear.weight, linear.bias)  # type: ignore[no-untyped-call]
+def _forward(linear: nn.Linear, input: Tensor) -> Tensor:
+    y: Tensor = _Linear.apply(input, linear.weight, linear.bias)  # type: ignore[no-untyped-call]
     return y
 
 

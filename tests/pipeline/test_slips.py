@@ -1,0 +1,162 @@
+"""Stages and calls that a user gets wrong: refused in words on every rank, or right after all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from in_stages import InStages
+from on_ranks import Checks
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from minifsdp import pipeline
+from minifsdp.pipeline import PipelineStage, TensorChunkSpec
+from minifsdp.pipeline.actions import Action
+
+check = Checks(__name__)
+WIDTH, MICROS = 6, 4
+
+
+class Counting(nn.Linear):
+    """Passes on a tensor that it changes in place in its next forward."""
+
+    def __init__(self, clones: bool) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.clones = clones
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Any:
+        if seen is not None:
+            return super().forward(x) * seen
+        self.seen += 1
+        return super().forward(x), self.seen.clone() if self.clones else self.seen
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(8, WIDTH), torch.randn(8, WIDTH)
+
+
+def step(schedule: Any, x: Tensor, target: Tensor, method: str = "step", **kwargs: Any) -> list[Tensor]:
+    rank, losses = dist.get_rank(), []
+    last = rank == dist.get_world_size() - 1
+    getattr(schedule, method)(*([x] if rank == 0 else []), target=target if last else None, losses=losses, **kwargs)
+    return losses
+
+
+@check(ranks=2)
+def a_tensor_that_changes_after_it_was_passed_on_is_an_error() -> None:
+    stage = PipelineStage(Counting(clones=False), dist.get_rank(), 2, "cpu")
+    with pytest.raises((RuntimeError, pipeline.PipelineError), match="stage 0 has changed a tensor in place"):
+        step(pipeline.ScheduleGPipe(stage, MICROS, mse_loss), *rows())
+    stage = PipelineStage(Counting(clones=True), dist.get_rank(), 2, "cpu")
+    step(pipeline.ScheduleGPipe(stage, MICROS, mse_loss), *rows())
+
+
+@check(ranks=1)
+def so_it_is_between_two_stages_of_a_rank() -> None:
+    with pytest.raises(RuntimeError, match="stage 0 has changed a tensor in place"):
+        step(InStages("looped bfs", MICROS, lambda count, stage: Counting(clones=False), mse_loss).schedule, *rows())
+
+
+@check(ranks=2)
+def evaluation_takes_the_arguments_of_the_loss() -> None:
+    def loss_fn(y: Tensor, target: Tensor, factor: float = 1.0) -> Tensor:
+        return factor * mse_loss(y, target)
+
+    schedule = pipeline.ScheduleGPipe(
+        PipelineStage(nn.Linear(WIDTH, WIDTH), dist.get_rank(), 2, "cpu"), MICROS, loss_fn
+    )
+    plain, scaled = (step(schedule, *rows(), "eval", loss_kwargs={"factor": factor}) for factor in (1.0, 100.0))
+    for a, b in zip(plain, scaled, strict=True):
+        torch.testing.assert_close(100 * a, b)
+
+
+@check(ranks=2)
+def outputs_that_cannot_be_joined_are_an_error_on_all_ranks() -> None:
+    class Shrinks(nn.Linear):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x)[:, : WIDTH - (self.calls == MICROS and dist.get_rank() == 1)]
+
+    schedule = pipeline.ScheduleGPipe(
+        PipelineStage(Shrinks(WIDTH, WIDTH), dist.get_rank(), 2, "cpu"), MICROS, lambda y, _: y.mean()
+    )
+    if dist.get_rank() == 1:
+        with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+            step(schedule, *rows())
+    else:
+        with pytest.raises(pipeline.PipelineError, match="rank 1"):
+            twice(schedule)  # it may have ended the first step when the other fails
+
+
+def twice(schedule: Any) -> None:
+    for _ in range(2):
+        step(schedule, *rows())
+
+
+@check(ranks=2)
+def plans_and_ties_that_do_not_fit_are_refused() -> None:
+    rank = dist.get_rank()
+    stage = PipelineStage(nn.Linear(WIDTH, WIDTH), rank, 2, "cpu")
+    one = [Action(stage, kind, 0) for kind in "FB" for stage in ((0, 1) if kind == "F" else (1, 0))]
+    with pytest.raises(ValueError, match="a plan for 1 ranks on 2"):
+        pipeline.Schedule([one], stage, 1, mse_loss)
+    schedule = pipeline.ScheduleGPipe(stage, MICROS, mse_loss)
+    with pytest.raises(ValueError, match=r"stages=\[1, 0\]: give them in order"):
+        schedule.tie({rank: stage.submod.weight}, [1, 0])
+
+
+@check(ranks=2)
+def all_ranks_may_have_the_specs_of_the_arguments() -> None:
+    stage = PipelineStage(nn.Linear(WIDTH, WIDTH), dist.get_rank(), 2, "cpu")
+    step(pipeline.ScheduleGPipe(stage, MICROS, mse_loss, args_chunk_spec=(TensorChunkSpec(0),)), *rows())
+
+
+class Named(nn.Module):
+    """Calls a layer by keyword."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(input=x)
+
+
+@check(ranks=2, kind=("named", "weight_norm", "conjugate"))
+def a_split_backward_of_a_stranger_layer(kind: str) -> None:
+    normed = nn.utils.weight_norm if kind == "weight_norm" else lambda linear: linear
+
+    def model() -> nn.ModuleList:
+        torch.manual_seed(1)
+        return nn.ModuleList(Named(normed(nn.Linear(WIDTH, WIDTH))) for _ in range(2))
+
+    stages, reference, (x, target) = model(), model(), rows()
+    if kind == "conjugate":
+        stages.to(torch.complex64), reference.to(torch.complex64)
+        x, target = x.to(torch.complex64), target.to(torch.complex64)
+        for each in (stages[0], reference[0]):
+            each.register_forward_hook(lambda module, args, y: y.conj())
+
+    def loss_fn(y: Tensor, target: Tensor) -> Tensor:
+        return (y - target).abs().square().mean()
+
+    for a, b in zip(x.chunk(MICROS), target.chunk(MICROS), strict=True):
+        (loss_fn(reference[1](reference[0](a)), b) / MICROS).backward()
+    stage = PipelineStage(stages[dist.get_rank()], dist.get_rank(), 2, "cpu")
+    kinds = {"conjugate": pipeline.Schedule1F1B}
+    schedule = kinds.get(kind, pipeline.ScheduleInterleavedZeroBubble)
+    step(schedule([stage] if kind not in kinds else stage, MICROS, loss_fn), x, target)
+    for p, q in zip(stage.submod.parameters(), reference[dist.get_rank()].parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
