@@ -37,7 +37,9 @@
 #
 # The papers write t for the number of tensor-parallel ranks, and b, s and h for batch size, sequence length and
 # width. This lab does the same. A tensor is *whole* if every rank holds all of it, *sharded* if each rank holds one
-# part, its shard, and a *partial sum* if the ranks' tensors have to be added up to give the result.
+# part, its shard, and a *partial sum* if the ranks' tensors have to be added up to give the result. All-reduce,
+# all-gather and reduce-scatter are *collectives*: operations that all ranks of a group run together. This lab counts
+# each as one message.
 
 # %% tags=["setup"]
 # set-up
@@ -160,14 +162,17 @@ outcome("13.1", sent["rows"] / sent["columns"], ranks=2, slips=slips)
 #
 # *8 minutes, medium*
 #
-# Backward needs messages, too, and autograd does not record the collectives in `comm`. No error reports this. A buffer
-# that a collective has filled has no gradient, and the gradient of a tensor that was summed in place is computed as if
-# there had been no sum. Two autograd functions, called f and g in Megatron-LM, therefore supply the messages in both
-# directions. **f** is applied where a whole activation enters the sharded layers. All
-# ranks have the same x, and each multiplies it with a different part of the weight, so each rank's gradient of x is a
-# partial sum. In backward, f adds up these gradients. **g** is applied where partial sums leave the sharded layers.
-# In forward, g adds them up. All ranks continue with the same sum, so in backward each rank already receives the
-# complete gradient.
+# Backward needs messages, too, and autograd does not record the collectives in `comm`. A buffer that a collective has
+# filled has no gradient, and the gradient of a tensor that was summed in place is computed as if there had been no sum.
+# torch reports this only as a warning, if at all. Two autograd functions, called f and g in Megatron-LM, therefore
+# supply the messages in both directions.
+#
+# **f** is applied where a whole activation enters the sharded layers. All ranks have the same x, and each multiplies it
+# with a different part of the weight, so each rank's gradient of x is a partial sum. In backward, f adds up these
+# gradients.
+#
+# **g** is applied where partial sums leave the sharded layers. In forward, g adds them up. All ranks continue with the
+# same sum, so in backward each rank already receives the complete gradient.
 #
 # | | forward | backward |
 # |---|---|---|
@@ -409,8 +414,9 @@ for classes in (256, 1024, 4096):
 # %% [markdown]
 # Does the loss need g at all? `comm.all_reduce` on the stacked sums, in place, gives the same loss, and even the same
 # gradient: autograd does not record the collective, so backward passes the gradient on unchanged, as g does. The check
-# therefore accepts this answer. Do not rely on it. Where backward has to send a message, as in f, an operation that
-# autograd does not record gives wrong gradients, and no error reports them.
+# therefore accepts this answer. Do not rely on it. torch warns in backward that no autograd kernel is registered for
+# the collective, and calls this behaviour deprecated. Where backward has to send a message, as in f, such an operation
+# gives wrong gradients without an error.
 #
 # ## Your functions make up a GPT
 #
@@ -642,11 +648,11 @@ outcome("activations", activations["tensor parallel"][4] / one, ranks=4, slips=s
 # Four tensors are whole and twelve are sharded, so a rank keeps 4 + 12 / t, and a few numbers per token for the norms
 # and the softmax. The 4 do not shrink, however many ranks there are.
 #
-# [Korthikanti et al.](https://arxiv.org/abs/2205.05198) make the same count in bytes of fp16, with dropout and a
-# heads, and get s b h (10 + 24 / t + 5 a s / (h t)). Their 10 consists of your 4 tensors in fp16 and two dropout masks
-# of one byte per element. The last term is for the attention scores: the softmax's output, a dropout mask and the
-# output of this dropout, with 2, 1 and 2 bytes for each score. The paper removes this term by recomputing the scores in
-# backward. `F.scaled_dot_product_attention` recomputes them, too, which is why your count has no such term.
+# [Korthikanti et al.](https://arxiv.org/abs/2205.05198) make the same count in bytes of fp16, with dropout, and get
+# s b h (10 + 24 / t + 5 a s / (h t)), where a is the number of heads. Their 10 consists of your 4 tensors in fp16 and
+# two dropout masks of one byte per element. The last term is for the attention scores: the softmax's output, a dropout
+# mask and the output of this dropout, with 2, 1 and 2 bytes for each score. The paper removes this term by recomputing
+# the scores in backward. `F.scaled_dot_product_attention` recomputes them, too, so your count has no such term.
 #
 # ## 13.5 Shard the sequence
 #
