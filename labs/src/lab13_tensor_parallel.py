@@ -984,9 +984,9 @@ hidden = {name: overlap(each) or 0.0 for name, each in spans.items()}
 plots.timeline(
     {"your tensor parallelism": spans["tensor_parallel"], "with sequence parallelism": spans["sequence_parallel"]},
     title=f"{hidden['tensor_parallel']:.0%} of tensor parallelism's communication is under compute",
-    says="Lanes of rank 0 of 2. Embedding, block and head need six all-reduces, and the loss small ones in between. With "
-    "sequence parallelism, each of the six becomes a reduce-scatter and an all-gather; the small all-reduces in backward "
-    "sum the gradients of nine whole parameters.",
+    says="Lanes of rank 0 of 2. Embedding, block and head need six all-reduces, and the loss small ones in between. "
+    "With sequence parallelism, each of the six becomes a reduce-scatter and an all-gather; the small all-reduces in "
+    "backward sum the gradients of nine whole parameters.",
     lab="13",
 )
 
