@@ -61,7 +61,7 @@ slides-check: $(READY)
 # The lectures' PDFs, numbered, to project and with notes, in build/release: what to attach to a release.
 release: build/slides/.ready
 	@mkdir -p build/release
-	n=0; for deck in memory ddp fsdp overlap practice scale; do n=$$((n + 1)); for notes in "" -notes; do cp build/slides/$$deck$$notes.pdf build/release/lecture-$$n-$$deck$$notes.pdf; done; done
+	n=0; for deck in memory ddp fsdp overlap practice scale split; do n=$$((n + 1)); for notes in "" -notes; do cp build/slides/$$deck$$notes.pdf build/release/lecture-$$n-$$deck$$notes.pdf; done; done
 
 # The course as a site in build/site, to read without a network; Chromium goes through every page. It needs what `slides` needs.
 site: build/slides/.ready

@@ -32,7 +32,7 @@ from minifsdp.course.ladder.axes import AXES
 
 SLIDES = Path(__file__).parent
 LABS = SLIDES.parent / "labs"
-DECKS = ("memory", "ddp", "fsdp", "overlap", "practice", "scale")
+DECKS = ("memory", "ddp", "fsdp", "overlap", "practice", "scale", "split")
 FEWEST, MOST = 15, 30
 TITLES_ROOM = 76  # characters of the labs that a slide names at its bottom left
 DIRECTIVE = re.compile(r"\s*(_?[a-z]+: *\S+|header: .*)\s*$", re.IGNORECASE)  # of Marp's, in a comment as notes are
@@ -101,8 +101,8 @@ def _figure(known: Mapping[str, Draw], name: str, says: str) -> str:
 
 def _rung(name: str, where: str = "") -> str:
     """Marp's header, with a ladder's rungs as a strip: on the rung `name`, or `where`, "towards" or "after" it."""
-    first, *others = (axis.rungs for axis in AXES.values())
-    rungs, ladder = (first, "") if name in first else (next(each for each in others if name in each), "second ladder, ")
+    ladders = zip(("", "second ladder, ", "third ladder, "), AXES.values(), strict=True)
+    ladder, rungs = next((words, axis.rungs) for words, axis in ladders if name in axis.rungs)
     at = list(rungs).index(name)
     reached = at + (where != "towards")
     strip = "".join(f'<i class="{"done" if each < reached else "ahead"}"></i>' for each in range(len(rungs)))

@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Lab 00: memory
 #
-# A training step holds four things in memory: parameters, gradients, optimizer state and
-# activations. Every rung of this course divides one of them among the ranks, moves it, or shortens
-# its lifetime. This lab measures the size of each, to the byte, and shows when it exists.
+# A training step holds four things in memory: parameters, gradients, optimizer state and activations. Every rung of
+# this course shards one of them across the ranks, moves it, or shortens its lifetime. This lab measures the size of
+# each, to the byte, and shows when it exists.
 #
 # ![Bytes per rank in each stage of ZeRO: the stages shard the optimizer state, then the gradients,
 # then the parameters](../slides/figures/stages.svg)
@@ -24,8 +24,8 @@
 #   optimizers, in float32 and in mixed precision, and check your results by measurement;
 # - derive the memory per rank in each of the three stages of ZeRO;
 # - write the Adam step, and say when each of its tensors is allocated;
-# - count the bytes that autograd keeps for backward, and find the batch size at which they exceed
-#   all the rest.
+# - count the bytes that autograd keeps for the backward pass, and find the batch size at which they exceed the model
+#   state.
 #
 # **You need** to know PyTorch on one device: modules, `backward` and optimizers. You need no
 # experience with distributed training.
@@ -33,13 +33,12 @@
 # **Time** 50 minutes. **Runs** in one process, on the CPU or on one GPU. **Memory** at most 9 MiB
 # of tensors, as counted by the ledger.
 #
-# **How a lab works.** An exercise is a cell with a function whose body is `...`: replace the dots
-# with your code. Until you do, the reference answer stands in, so that everything below runs. As
-# soon as you write an answer, it is checked in a separate process, and the cells below use it,
-# right or wrong. A failed check shows the expected result and a hint; `minifsdp lab hint 0.1` also
-# gives a hint. The grey line below a plot's title says whose answers it was made with. Before a measurement, you
-# are asked for a prediction: replace the dots with a number. A wrong prediction teaches you more
-# than no prediction.
+# **How a lab works.** An exercise is a cell with a function whose body is `...`: replace the dots with your code. Until
+# you do, the reference answer is used instead, so that everything below runs. As soon as you write an answer, it is
+# checked in a separate process, and the cells below use it, right or wrong. A failed check shows the expected result
+# and a hint; `minifsdp lab hint 0.1` also gives a hint. The grey line below the title of a plot states whether it was
+# made with your answers or with the reference answers. Before a measurement, you are asked for a prediction: replace
+# the dots with a number. A wrong prediction teaches you more than no prediction.
 #
 # Throughout, Ψ is the total number of parameter elements, N is the number of ranks, and K is the
 # number of bytes of optimizer state per element. KiB, MiB and GiB are powers of 1,024; GB is 10⁹
@@ -59,7 +58,7 @@ from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.workshop import exercise, outcome, predict
 
-torch.set_num_threads(1)  # tensors this small are not worth splitting among threads
+torch.set_num_threads(1)  # tensors of this size are too small to split among threads
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 # %% [markdown]
@@ -82,8 +81,8 @@ print({tag: size for tag, size in built.items() if size})
 print({tag: size for tag, size in trained.items() if size})
 
 # %% [markdown]
-# Before you count an optimizer's state, look at it. `optimizer.state` maps each parameter to its
-# buffers; the cell shows the buffers of the layer's weight after one step.
+# Before you count optimizer state, look at it. `optimizer.state` maps each parameter to its buffers; the cell shows the
+# buffers of the layer's weight after one step.
 
 # %%
 OPTIMIZERS = {
@@ -111,10 +110,9 @@ for name, make in OPTIMIZERS.items():
 # - Each gradient has the shape and dtype of its parameter.
 # - An optimizer keeps the buffers that you have just seen, each with the shape and dtype of *the
 #   tensor it updates*. Adam also keeps one float32 step count for each parameter tensor.
-# - In mixed precision with a **float32 copy** (*master weights*), forward and backward use 2-byte
-#   parameters. The optimizer updates a 4-byte copy, which is then rounded into the parameters. The
-#   copy counts as optimizer state, and all the optimizer's buffers are float32. Section 0.3 shows
-#   why the copy is needed.
+# - In mixed precision with a **float32 copy** (*master weights*), the forward and the backward pass use 2-byte
+#   parameters. The optimizer updates a 4-byte copy, which is then rounded into the parameters. The copy counts as
+#   optimizer state, and all buffers of the optimizer are float32. Section 0.3 shows why the copy is needed.
 #
 # First, a prediction. `nn.Linear(300, 100)` has a weight and a bias, both in float32. How many
 # bytes of state does Adam keep for this layer? Replace the dots.
@@ -126,11 +124,11 @@ predict("0.1", ..., "bytes of Adam's state for nn.Linear(300, 100) in float32")
 # %% tags=["exercise-0.1"]
 @exercise("0.1")
 def training_bytes(numels: list[int], itemsize: int, optimizer: str, master_copy: bool = False) -> dict[str, int]:
-    """Bytes of parameters, gradients and optimizer state after a model's first training step.
+    """Return the bytes of parameters, gradients and optimizer state after a model's first training step.
 
     Args:
         numels: elements of each parameter tensor of the model.
-        itemsize: bytes per element of the parameters that forward and backward use.
+        itemsize: bytes per element of the parameters that the forward and the backward pass use.
         optimizer: "sgd", "momentum", "adam" or "amsgrad".
         master_copy: whether the optimizer updates a float32 copy of the parameters; the copy counts as its state.
 
@@ -163,9 +161,9 @@ outcome(
 # %% [markdown]
 # ### Measured: what each optimizer keeps
 #
-# Now for a whole model: a small version of the course's GPT, trained with torch's own optimizers.
-# `stages_of` runs the model's first training step and reads the ledger at the end of each stage;
-# the rest of the lab uses this function.
+# Now we measure a complete model: a small version of the course's GPT, trained with torch's own optimizers. `stages_of`
+# runs the first training step of the model and reads the ledger at the end of each stage; the rest of the lab uses this
+# function.
 
 # %%
 STAGES = ("built", "optimizer made", "forward", "backward", "step", "zero_grad")
@@ -178,14 +176,14 @@ def build(dtype: torch.dtype = torch.float32, layers: int = 2) -> GPT:
 
 
 def batch_of(rows: int) -> Tensor:
-    """[rows, 24] tokens, also used as targets, because nothing here depends on their values."""
+    """Return [rows, 24] tokens, also used as targets, because nothing here depends on their values."""
     return torch.arange(rows * 24, device=DEVICE).view(rows, 24) % 257
 
 
 def stages_of(
     make_optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dtype = torch.float32, set_to_none: bool = True
 ) -> dict[str, dict[str, int]]:
-    """Bytes by tag at the end of each stage of a model's first training step."""
+    """Return the bytes by tag at the end of each stage of a model's first training step."""
     tokens = batch_of(rows=2)
     with Ledger() as ledger:
         model = build(dtype)
@@ -227,15 +225,14 @@ for dtype in (torch.float32, torch.bfloat16):
         assert model_state == expected, f"{name}: measured {model_state}, expected {expected}"
 
 # %% [markdown]
-# Measured and expected agree to the byte. Column K reflects the optimizer's buffers: none for SGD,
-# one for momentum, two for Adam and three for AMSGrad. The decimals of Adam's K come from the step
-# counts, 120 bytes here; no paper mentions them.
+# The measured and the expected values agree to the byte. Column K reflects the buffers of the optimizer: none for SGD,
+# one for momentum, two for Adam and three for AMSGrad. The decimals of Adam's K come from the step counts, 120 bytes
+# here; no paper mentions them.
 #
-# This corrects two common mistakes. First, K is not a constant of Adam: it is 8 in float32
-# throughout and 4 in bfloat16 throughout, and the 12 of the ZeRO paper applies to mixed precision
-# with a float32 copy. Second, "mixed precision halves the memory" is wrong for model state: float32
-# throughout takes 4 + 4 + 8 = 16 bytes per element, and mixed precision takes 2 + 2 + 12, the
-# same 16. Between two steps, when there are no gradients, they take 12 and 14.
+# This corrects two common mistakes. First, K is not a constant of Adam: it is 8 in float32 throughout and 4 in bfloat16
+# throughout, and the 12 of the ZeRO paper applies to mixed precision with a float32 copy. Second, "mixed precision
+# halves the memory" is wrong for model state: float32 throughout takes 4 + 4 + 8 = 16 bytes per element, and mixed
+# precision takes 2 + 2 + 12, the same 16. Between two steps, when there are no gradients, they take 12 and 14 bytes.
 
 # %%
 for name, state in {
@@ -253,10 +250,10 @@ for name, state in {
 # parallelism replicates all of it, so N devices hold N identical copies. How much would each device
 # hold if nothing were stored twice?
 #
-# ZeRO (*Zero Redundancy Optimizer*) *shards* tensors: it cuts a tensor into N equal parts, and each
-# rank keeps one of them. Stage 1 shards the optimizer state, stage 2 also shards the gradients, and
-# stage 3 also shards the parameters. The computation is not divided: every rank still runs the
-# whole model on its own data. (ZeRO is therefore not a kind of tensor parallelism.)
+# ZeRO (*Zero Redundancy Optimizer*) *shards* tensors: it splits a tensor into N equal shards, and each rank keeps one
+# of them. Stage 1 shards the optimizer state, stage 2 also shards the gradients, and stage 3 also shards the
+# parameters. The computation is not divided: every rank still runs the full model on its own data. (ZeRO is therefore
+# not a kind of tensor parallelism.)
 
 # %%
 predict("0.2", ..., "GB on each rank in stage 2, to one decimal: Ψ = 7.5 billion, N = 64, K = 12, 2 bytes per element")
@@ -265,7 +262,7 @@ predict("0.2", ..., "GB on each rank in stage 2, to one decimal: Ψ = 7.5 billio
 # %% tags=["exercise-0.2"]
 @exercise("0.2")
 def zero_stages(psi: int, ranks: int, k: int = 12, itemsize: int = 2) -> dict[str, float]:
-    """Bytes of model state on each rank, replicated and in the three stages of ZeRO.
+    """Return the bytes of model state on each rank, replicated and in the three stages of ZeRO.
 
     Activations are not counted.
 
@@ -284,9 +281,8 @@ def zero_stages(psi: int, ranks: int, k: int = 12, itemsize: int = 2) -> dict[st
 # %% [markdown]
 # ### Derived: 120, 31.4, 16.6, 1.9 GB
 #
-# The cell compares your numbers with table 1 of the ZeRO paper, to one decimal, for every N in that
-# table. It also compares them with the course's own closed form, which predicts the measurements
-# from lab 03 onwards.
+# The cell compares your numbers with table 1 of the ZeRO paper, to one decimal, for every N in that table. It also
+# compares them with the closed form of the course, which predicts the measurements from lab 03 onwards.
 
 # %% tags=["C2"]
 paper = {
@@ -340,8 +336,8 @@ plots.lines(
 )
 
 # %% [markdown]
-# A GB in the paper is 10⁹ bytes. `nvidia-smi` and torch print MiB and GiB, so they show 120 GB as
-# 111.8 GiB. The difference of 7 % can decide whether a model fits on a device or only on paper.
+# A GB in the paper is 10⁹ bytes. `nvidia-smi` and torch print MiB and GiB, so they show 120 GB as 111.8 GiB. The
+# difference of 7 % can decide whether a model fits on a device.
 #
 # So far this is arithmetic. It covers model state, but neither the peak of memory nor the traffic.
 # Both are measured in lab 03, which builds stages 1 and 2, and in lab 05, which builds stage 3.
@@ -354,17 +350,17 @@ plots.lines(
 # **The question.** 12 of the 16 bytes belong to the optimizer. What are they for, and when are
 # they allocated?
 #
-# For one parameter θ with gradient g, at step t = 1, 2, ..., Adam computes (algorithm 1 of the paper)
+# For one parameter θ with gradient g, at step t = 1, 2, ..., Adam computes the following (algorithm 1 of the paper):
 #
 # $$m \leftarrow \beta_1 m + (1 - \beta_1)\, g \qquad v \leftarrow \beta_2 v + (1 - \beta_2)\, g^2$$
 # $$\hat m = \frac{m}{1 - \beta_1^t} \qquad \hat v = \frac{v}{1 - \beta_2^t} \qquad
 # \theta \leftarrow \theta - \text{lr}\,\frac{\hat m}{\sqrt{\hat v} + \epsilon}$$
 #
-# m and v start at zero. ε is added outside the root. torch calls m `exp_avg` and v `exp_avg_sq`.
+# m and v start at zero. ε is added outside the square root. torch calls m `exp_avg` and v `exp_avg_sq`.
 #
-# Before you write this step, make a prediction. Take the GPT from above in float32, train it with
-# Adam, and stop after the first `step()` and a `zero_grad()`. How many bytes of parameters,
-# gradients and optimizer state are there now?
+# Before you write this step, make a prediction. Take the GPT from above in float32, train it with Adam, and stop after
+# the first `step()` and a `zero_grad()`. How many bytes of parameters, gradients and optimizer state exist at this
+# point?
 
 # %%
 predict("0.3", ..., f"bytes of model state after the first zero_grad: Ψ = {PSI:,} in {len(NUMELS)} tensors, float32")
@@ -381,7 +377,7 @@ def adam_step(
     beta2: float = 0.999,
     eps: float = 1e-8,
 ) -> None:
-    """One step of Adam on one parameter. Called under `torch.no_grad()`.
+    """Perform one step of Adam on one parameter. Called under `torch.no_grad()`.
 
     Update every tensor in place and make no second copy, because other references to it must see the change.
 
@@ -389,7 +385,7 @@ def adam_step(
         param: [any shape], updated.
         grad: [the same shape], only read; its precision may be lower, so compute in param's dtype.
         state: empty at the parameter's first step, which fills it; later, as the previous step left it:
-            "step": scalar float32 on the CPU, the number of steps taken, this one included;
+            "step": scalar float32 on the CPU, the number of steps taken, including this one;
             "exp_avg", "exp_avg_sq": shape, dtype and device of param.
         lr, beta1, beta2, eps: as in the formulas.
     """
@@ -403,7 +399,7 @@ def adam_step(
 
 # %% tags=["shown"]
 class WrittenOutAdam(torch.optim.Optimizer):
-    """`torch.optim.Adam`, computed by your `adam_step`."""
+    """A `torch.optim.Adam` that uses your `adam_step`."""
 
     def __init__(self, params):
         super().__init__(params, {})
@@ -419,8 +415,8 @@ class WrittenOutAdam(torch.optim.Optimizer):
 # %% [markdown]
 # ### Measured: when each tensor appears
 #
-# Your Adam and torch's get the same gradients for five steps; yours works on views of one long
-# tensor, as it will in lab 04. Then the ledger is read at the end of every stage of a first step.
+# Your Adam and torch's Adam get the same gradients for five steps; yours works on views of one long tensor, as it will
+# in lab 04. Then the ledger is read at the end of every stage of a first step.
 
 # %% tags=["C36"]
 model, tokens = build(), batch_of(rows=2)
@@ -471,13 +467,12 @@ plots.stages(
 )
 
 # %% [markdown]
-# Creating the optimizer allocates nothing: it only keeps references to the parameters. `backward`
-# allocates the gradients and at the same time frees the activations that forward saved; the first
-# `step` allocates `exp_avg` and `exp_avg_sq`. That is why a job may run out of memory in its
-# *second* forward: during the first forward, 8 bytes per element were not yet allocated. One
-# successful training step does not prove that the next will succeed.
+# Creating the optimizer allocates nothing: it only keeps references to the parameters. `backward` allocates the
+# gradients and at the same time frees the activations that the forward pass saved; the first `step` allocates `exp_avg`
+# and `exp_avg_sq`. That is why a job may run out of memory in its *second* forward pass: during the first, 8 bytes per
+# element were not yet allocated. One successful training step does not prove that the next will succeed.
 #
-# **Break it.** Read a gradient before backward; then zero the gradients instead of freeing them.
+# **Break it.** Read a gradient before the backward pass; then zero the gradients instead of freeing them.
 
 # %%
 try:
@@ -490,9 +485,9 @@ for set_to_none in (True, False):
     print(f"zero_grad(set_to_none={set_to_none}) leaves {left:,} bytes of gradients")
 
 # %% [markdown]
-# With `set_to_none=False`, the default before torch 2.0, gradients are never freed, so the
-# activations, which peak at the end of forward, are added to them. With `set_to_none=True`,
-# gradients and activations hardly overlap in time.
+# With `set_to_none=False`, the default before torch 2.0, gradients are never freed, so the activations, which peak at
+# the end of the forward pass, are held in addition to them. With `set_to_none=True`, gradients and activations hardly
+# overlap in time.
 #
 # **Break it.** An optimizer holds references to the parameters. What happens if the parameters
 # change after the optimizer has been created?
@@ -514,11 +509,10 @@ with Ledger() as ledger, DEVICE:
     print(f"parameters: {ledger.mark('step')['parameters']:,} bytes, for a weight of {model.weight.nbytes:,}")
 
 # %% [markdown]
-# `Module.to` converts a parameter in place, so an optimizer created earlier still works; however,
-# optimizer state that already exists is not converted. But if a parameter is *replaced*, the
-# optimizer keeps the old one: there is no error, the model does not learn, and the old weight's
-# 8,192 bytes stay allocated. So replace parameters before you create the optimizer. Sharding
-# (lab 05) is such a replacement.
+# `Module.to` converts a parameter in place, so an optimizer created earlier still works; however, optimizer state that
+# already exists is not converted. But if a parameter is *replaced*, the optimizer keeps the old one: there is no error,
+# the model does not learn, and the 8,192 bytes of the old weight stay allocated. So replace parameters before you
+# create the optimizer. Sharding (lab 05) is such a replacement.
 
 # %% [markdown]
 # ### Measured: 2 + 2 + 12 bytes
@@ -572,16 +566,14 @@ plots.stages(
 )
 
 # %% [markdown]
-# The ratio is 1 : 1 : 6, and the sum is 16 bytes per element. This well-known number is a **lower
-# bound** on the memory from the end of backward to `zero_grad`, because it leaves out activations
-# and temporaries; between steps, 14 bytes remain. Frameworks that accumulate gradients in float32
-# hold 18 bytes (Megatron-LM's own table has 16, 18 and 20). The step itself needs memory too. Every
-# operator that does not work in place allocates a temporary as large as the parameter. The
-# denominator needs two temporaries at once: the root of `exp_avg_sq`, and the quotient computed
-# from this root. So with `foreach=False`, and in the reference answer, two temporaries of the size
-# of the largest parameter are added at the peak. With `foreach=True`, torch's default on a GPU, a
-# few large operators update all parameters, and the temporaries are as large as all parameters
-# together.
+# The ratio is 1 : 1 : 6, and the sum is 16 bytes per element. This well-known number is a **lower bound** on the memory
+# from the end of the backward pass to `zero_grad`, because it leaves out activations and temporaries; between steps, 14
+# bytes remain. Frameworks that accumulate gradients in float32 hold 18 bytes (Megatron-LM's own table has 16, 18 and
+# 20). The step itself needs memory too. Every operator that does not work in place allocates a temporary as large as
+# the parameter. The denominator needs two temporaries at the same time: the square root of `exp_avg_sq`, and the
+# quotient computed from this root. So with `foreach=False`, and in the reference answer, two temporaries of the size of
+# the largest parameter are added at the peak. With `foreach=True`, torch's default on a GPU, a few large operators
+# update all parameters, and the temporaries are as large as all parameters together.
 
 # %%
 for name, make in {
@@ -648,24 +640,21 @@ plots.lines(
 #
 # *10 minutes, medium*
 #
-# **The question.** In the first plot of 0.3, the bar for forward had no diamond. What does this bar
-# contain?
+# **The question.** In the first plot of 0.3, the bar for the forward pass had no diamond. What does this bar contain?
 #
-# To compute gradients, backward needs values from forward: a linear layer or a GELU needs its
-# input, a softmax needs its result. An operator *saves* these values as it runs, and they stay in
-# memory until backward has used them. These are the activations. They are not part of model state,
-# and they grow with the number of tokens.
+# To compute gradients, the backward pass needs values from the forward pass: a linear layer or a GELU needs its input,
+# a softmax needs its result. An operator *saves* these values as it runs, and they stay in memory until the backward
+# pass has used them. These are the activations. They are not part of model state, and they grow with the number of
+# tokens.
 #
-# A pair of hooks can intercept every saved tensor. Inside `with
-# torch.autograd.graph.saved_tensors_hooks(pack, unpack):`, torch calls `pack(tensor)` for each
-# saved tensor and keeps the result. In backward, it calls `unpack` on that result, and `unpack`
-# must return the tensor.
+# A pair of hooks can intercept every saved tensor. Inside `with torch.autograd.graph.saved_tensors_hooks(pack,
+# unpack):`, torch calls `pack(tensor)` for each saved tensor and keeps the result. In the backward pass, it calls
+# `unpack` on that result, and `unpack` must return the tensor.
 #
-# Count the bytes of storages, not of tensors: two operators may save the same tensor, and a view
-# keeps its whole storage alive. `tensor.untyped_storage()` returns this storage. Take care with the
-# value that `pack` returns, because the graph keeps it alive. The result of an operator refers back
-# to the graph, so if `pack` returns such a result unchanged, it closes a reference cycle, and the
-# memory is not freed when the loss is.
+# Count the bytes of storages, not of tensors: two operators may save the same tensor, and a view keeps its entire
+# storage alive. `tensor.untyped_storage()` returns this storage. Take care with the value that `pack` returns, because
+# the graph keeps it alive. The result of an operator refers back to the graph, so if `pack` returns such a result
+# unchanged, it closes a reference cycle, and the memory is not freed when the loss is.
 #
 # You can work out the prediction from a number printed above, under the table of 2 + 2 + 12: the
 # bytes that 2 sequences save in bfloat16.
@@ -677,7 +666,7 @@ predict("0.4", ..., "sequences of 24 tokens, the fewest whose saved bytes exceed
 # %% tags=["exercise-0.4"]
 @exercise("0.4")
 def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
-    """Bytes that autograd keeps for backward when `forward` runs.
+    """Return the bytes that autograd keeps for the backward pass when `forward` runs.
 
     Every storage that holds a saved tensor counts once, at its full size. The parameters, which
     autograd also saves, do not count: they exist anyway. Backward through the result must work as
@@ -696,9 +685,8 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
 # %% [markdown]
 # ### Measured: activations compared with model state
 #
-# The ledger gives a second opinion: it counts all memory that is alive after forward and belongs to
-# neither parameters nor gradients. Your counts for the first two batch sizes predict the counts for
-# the others.
+# The ledger provides an independent count: all memory that is alive after the forward pass and belongs to neither
+# parameters nor gradients. Your counts for the first two batch sizes predict the counts for the others.
 
 
 # %% tags=["C35"]
@@ -752,12 +740,11 @@ print(f"a block saves {per_token:.0f} bytes per token, {per_token / width:.2f} b
 assert abs(per_token / width - 32) < 2
 
 # %% [markdown]
-# Of these, 32 bytes are 16 bfloat16 elements for each of the `width` channels: the inputs of two
-# norms (2), their outputs, which are the inputs of `qkv` and `up` (2), q, k and v (3), the
-# attention's output (1), the input of the GELU (4) and its output (4). The remaining 0.62 amounts
-# to 40 bytes per token: the means and deviations of the norms (8), and one float32 for each of 8
-# heads (32), which fused attention keeps instead of the matrix of attention weights. Korthikanti et
-# al. count 34 bytes, two of which are dropout masks, which this model does not have; the ZeRO paper
+# Of these, 32 bytes are 16 bfloat16 elements for each of the `width` channels: the inputs of two norms (2), their
+# outputs, which are the inputs of `qkv` and `up` (2), q, k and v (3), the output of attention (1), the input of the
+# GELU (4) and its output (4). The remaining 0.62 amounts to 40 bytes per token: the means and deviations of the norms
+# (8), and one float32 for each of 8 heads (32), which fused attention keeps instead of the matrix of attention weights.
+# Korthikanti et al. count 34 bytes, two of which are dropout masks, which this model does not have; the ZeRO paper
 # (section 3.2) assumes 12 elements, or 24 bytes.
 #
 # A block has about 12 width² parameters, and so 192 width² bytes of model state, compared with 32
@@ -780,10 +767,9 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 # %% [markdown]
 # ## What is still missing
 #
-# This lab ran in one process. If a rank is to hold less than a replica's 16Ψ, the ranks must
-# exchange the parts that they do not hold. Lab 01 builds the collectives for this exchange, lab 02
-# builds data parallelism, which still replicates everything, and lab 03 builds the first two stages
-# of ZeRO.
+# This lab ran in one process. If a rank is to hold less than the 16Ψ of a replica, it must receive the values that it
+# does not hold from other ranks. Lab 01 builds the collectives for this exchange, lab 02 builds data parallelism, which
+# still replicates everything, and lab 03 builds the first two stages of ZeRO.
 #
 # ## What to remember
 #
@@ -806,8 +792,8 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 #
 # <details><summary>Answer</summary>
 #
-# 16 × 1.5 = 24 GB. At 1,024 tokens per sequence and a batch of 32, the ZeRO paper adds about 60 GB
-# of activations; temporaries, communication buffers and fragmentation are extra.
+# The model state takes 16 × 1.5 = 24 GB. For 1,024 tokens per sequence and a batch of 32, the ZeRO paper adds about 60
+# GB of activations; temporaries, communication buffers and fragmentation come in addition.
 # </details>
 #
 # **2. The first step of a job succeeds and the second runs out of memory. What changed in
@@ -815,8 +801,8 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 #
 # <details><summary>Answer</summary>
 #
-# The first `optimizer.step()` allocated the optimizer state, 8 bytes per element in float32. It
-# stays in memory during the second forward and backward.
+# The first `optimizer.step()` allocated the optimizer state, 8 bytes per element in float32. It stays in memory during
+# the second forward and backward pass.
 # </details>
 #
 # **3. Under `torch.autocast`, the parameters stay float32 and operators cast them as needed. How
@@ -824,8 +810,8 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 #
 # <details><summary>Answer</summary>
 #
-# Parameters, gradients and state are all float32: 4 + 4 + 8 = 16 bytes per element again. The
-# bfloat16 casts, which are cached while autocast is on, are extra.
+# Parameters, gradients and state are all float32: 4 + 4 + 8 = 16 bytes per element again. The bfloat16 casts, which are
+# cached while autocast is on, come in addition.
 # </details>
 #
 # **4. How much does stage 1 of ZeRO save if the optimizer is SGD without momentum?**
@@ -840,10 +826,10 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 #
 # <details><summary>Answer</summary>
 #
-# The gradients and optimizer state of that half disappear: backward computes no gradients for
-# frozen parameters, and the optimizer keeps no state for a parameter without a gradient. The frozen
-# parameters themselves stay. Activations shrink less: a frozen linear layer no longer saves its
-# input, but gradients still pass through it to the trainable layers before it.
+# The gradients and optimizer state of that half disappear: the backward pass computes no gradients for frozen
+# parameters, and the optimizer keeps no state for a parameter without a gradient. The frozen parameters themselves
+# stay. Activations shrink less: a frozen linear layer no longer saves its input, but gradients still pass through it to
+# the trainable layers before it.
 # </details>
 #
 # ## Further reading

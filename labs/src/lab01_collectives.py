@@ -19,20 +19,20 @@
 #
 # *From [lecture 2, Collectives and DDP](../slides/ddp.md), which comes before this lab.*
 #
-# **Afterwards you can** write a program that runs in N processes at once; explain why and where a
-# group of ranks hangs; write broadcast and reduce as trees, reduce-scatter and all-gather as rings,
-# and all-reduce as the sequence of these two rings; count the bytes and the messages that a rank
-# sends in each operation; predict how long an operation takes on a link.
+# **Afterwards you can** write a program that runs in N processes at the same time; explain why and where a group of
+# ranks hangs; write broadcast and reduce as trees, reduce-scatter and all-gather as rings, and all-reduce as the
+# sequence of these two rings; count the bytes and the messages that a rank sends in each operation; predict how long an
+# operation takes on a link.
 #
 # **You need** to know tensors and autograd; lab 00 is not required.
 #
-# **Time** 90 minutes, in two sittings; the break is marked. **Runs** on a laptop (gloo, 2 to 4
+# **Time** 90 minutes, in two sessions; the break is marked. **Runs** on a laptop (gloo, 2 to 4
 # processes), or with NCCL and one rank per GPU. **Memory** at most 12 MiB of tensors per rank; a
 # process takes 210 MiB, 197 of them for torch's code, which the ranks share.
 #
-# An exercise is a cell with a function whose body is `...`. Until you replace these dots, the lab
-# uses the reference answer and prints a note. Your own answer is checked at once, and the cells
-# below use it, right or wrong. A failed check gives a hint, and so does `minifsdp lab hint 1.2`.
+# An exercise is a cell with a function whose body is `...`. Until you replace these dots, the lab uses the reference
+# answer and prints a note. Your own answer is checked immediately, and the cells below use it, right or wrong. A failed
+# check gives a hint, and so does `minifsdp lab hint 1.2`.
 
 # %% tags=["setup"]
 # set-up
@@ -55,18 +55,17 @@ from minifsdp.course.link.emulated import EmulatedLink
 from minifsdp.course.workshop import exercise, outcome, predict
 
 # %% [markdown]
-# # Sitting one: messages
+# # Session one: messages
 #
 # ## 1.1 Who am I
 #
 # *5 minutes, easy*
 #
-# A distributed job is one program, started N times: *single program, multiple data*. The N
-# processes are called **ranks** and are numbered 0 to N - 1; N is the **world size**. Only its rank
-# distinguishes a process from the others. `launch(fn, N)` starts N processes that each run `fn`
-# inside a process group, and returns their N results. Every collective names its **group**;
-# `comm.world()` is the group of all ranks. A library, the *backend*, carries the messages: **gloo**
-# between processes on CPUs, **NCCL** between NVIDIA GPUs.
+# A distributed job is one program, started N times: *single program, multiple data*. The N processes are called
+# **ranks** and are numbered 0 to N - 1; N is the **world size**. Only its rank distinguishes a process from the others.
+# `launch(fn, N)` starts N processes that each run `fn` inside a process group, and returns their N results. Every
+# collective names its **group**; `comm.world()` is the group of all ranks. A library, the *backend*, carries the
+# messages: **gloo** carries them between processes on CPUs, **NCCL** between NVIDIA GPUs.
 
 
 # %%
@@ -78,10 +77,9 @@ def who_am_i():
 launch(who_am_i, 4)
 
 # %% [markdown]
-# **The question.** Every rank holds the same batch. Which rows should each rank take, so that every
-# row is used exactly once and the ranks agree without exchanging a message? The number of rows need
-# not be divisible by N. The slowest rank sets the pace, so the ranks' shares may differ by at most
-# one row.
+# **The question.** Every rank holds the same batch. Which rows should each rank take, so that every row is used exactly
+# once and the ranks agree without exchanging a message? The number of rows does not need to be divisible by N. The
+# slowest rank sets the pace, so the numbers of rows may differ by at most one between ranks.
 
 # %%
 predict("1.1", ..., "the most rows that any of 4 ranks has, if the batch has 10 rows")
@@ -90,7 +88,7 @@ predict("1.1", ..., "the most rows that any of 4 ranks has, if the batch has 10 
 # %% tags=["exercise-1.1"]
 @exercise("1.1")
 def my_rows(batch: Tensor, group: Group) -> Tensor:
-    """This rank's block of the rows of `batch` [rows, ...], as a view.
+    """Return this rank's block of the rows of `batch` [rows, ...], as a view.
 
     The blocks of ranks 0, 1, ..., N - 1, concatenated in this order, give the batch. Their sizes
     differ by at most one row. Copy nothing and send no message: `group.rank()` and `group.size()`
@@ -111,12 +109,11 @@ outcome("1.1", max(shares), ranks=4, slips={"10 // 4 rows on every rank leaves t
 # %% [markdown]
 # ### Measured: equal parameters, different gradients
 #
-# This is data parallelism in its smallest form: every rank builds the same model with the same
-# initial parameters, takes its rows, and computes a gradient. The parameters are equal, but the
-# gradients differ because the data differ. The **mean** of the gradients is the gradient of the
-# whole batch if all ranks have the same number of rows and the loss is a mean over rows. The
-# **sum** of the gradients is N times their mean, so summing acts like a learning rate N times
-# larger.
+# This is data parallelism in its smallest form: every rank builds the same model with the same initial parameters,
+# takes its rows, and computes a gradient. The parameters are equal, but the gradients differ because the data differ.
+# The **mean** of the gradients is the gradient of the global batch if all ranks have the same number of rows and the
+# loss is a mean over rows. The **sum** of the gradients is N times their mean, so summing acts like a learning rate N
+# times larger.
 
 
 # %% tags=["C40"]
@@ -148,8 +145,8 @@ assert torch.allclose(mean, whole)
 assert torch.allclose(total, 2 * whole)
 
 # %% [markdown]
-# **Break it.** With seven rows, one rank takes three and the other four. The mean of the two ranks'
-# means is then no longer the mean over all rows.
+# **Break it.** With seven rows, one rank takes three and the other four. The mean of the two means is then no longer
+# the mean over all rows.
 
 # %%
 _, gradients, shares = zip(*launch(local_gradient, 2, batch[:7]), strict=True)
@@ -159,13 +156,13 @@ print("mean of the ranks' gradients is the whole batch's:", torch.allclose(sum(g
 print("weighted by the rows of each it is:", torch.allclose(weighted, whole))
 
 # %% [markdown]
-# ## 1.2 Exchange: a deadlock and its fix
+# ## 1.2 Exchange: a deadlock and how to avoid it
 #
 # *10 minutes, medium*
 #
-# All other operations build on `comm.send(tensor, target, group)` and `comm.recv(tensor, source,
-# group)`. Both return a *handle* immediately; `handle.wait()` returns when the message has
-# completed. To swap tensors, two ranks might each send first and then receive:
+# All other operations build on `comm.send(tensor, target, group)` and `comm.recv(tensor, source, group)`. Both return a
+# *handle* immediately; `handle.wait()` returns when the message has completed. To swap two tensors, two ranks might
+# each send first and then receive:
 
 
 # %% tags=["shown"]
@@ -192,19 +189,17 @@ except RankError as error:
     show(error)
 
 # %% [markdown]
-# Both ranks wait at the same line. Rank 0's send completes only when rank 1 receives the message.
-# Rank 1 receives only after its own send has completed, and that send completes only when rank 0
-# receives it. This is a circular wait. On gloo, every send waits for the matching receive, however
-# small the message is. MPI and NCCL may copy a small message into an internal buffer and release
-# the sender. With them, the same program runs with small tensors and hangs with large ones, so
-# tests with small tensors miss the fault.
+# Both ranks wait at the same line. Rank 0's send completes only when rank 1 receives the message. Rank 1 receives only
+# after its own send has completed, and that send completes only when rank 0 receives it. This is a circular wait. With
+# gloo, every send waits for the matching receive, however small the message is. MPI and NCCL may copy a small message
+# into an internal buffer and release the sender. With them, the same program runs with small tensors and hangs with
+# large ones, so tests with small tensors miss the fault.
 #
-# **The fix**: no rank waits until it has *posted* both of its messages. You now write the step that
-# the rings of sitting two repeat. The ranks form a ring: the right neighbour of rank r is rank r +
-# 1, and its left neighbour is rank r - 1, modulo N. Each rank sends to the right and receives from
-# the left. NCCL needs one more precaution. The two messages may share a stream, which runs them in
-# the order in which they were posted, and this brings the circular wait back. So even ranks post
-# the send first, and odd ranks post the receive first.
+# **The fix**: no rank waits until it has *posted* both of its messages. You now write the step that is repeated in the
+# rings of session two. The ranks form a ring: the right neighbour of rank r is rank r + 1, and its left neighbour is
+# rank r - 1, modulo N. Each rank sends to the right and receives from the left. NCCL needs one more precaution. The two
+# messages may share a stream, which runs them in the order in which they were posted, and this brings the circular wait
+# back. So even ranks post the send first, and odd ranks post the receive first.
 
 # %%
 predict("1.2", ..., "messages in all, if each of 4 ranks passes one tensor to its right neighbour")
@@ -259,9 +254,9 @@ except RankError as error:
     show(error)
 
 # %% [markdown]
-# gloo raises no error: half of the buffer is unchanged. (In the opposite case, with eight elements
-# for a buffer of four, gloo ends the process with "Is there a distributed collective mismatch in
-# your code?". On NCCL, the behaviour with different sizes is undefined; usually the ranks hang.)
+# gloo raises no error: half of the buffer is unchanged. (In the opposite case, with eight elements for a buffer of
+# four, gloo ends the process with "Is there a distributed collective mismatch in your code?". With NCCL, the behaviour
+# with different sizes is undefined; usually the ranks hang.)
 #
 # ## 1.3 Wait: the contents of a buffer before `wait()`
 #
@@ -296,11 +291,10 @@ print(f"before wait(): {before}   after: {after}")
 outcome("1.3", before, slips={"the sum, which is there only after wait()": after})
 
 # %% [markdown]
-# On gloo, a rank receives the other ranks' parts, and `comm` adds them up inside `wait()`, so
-# reading too early gives a wrong value every time here. All-gather and all-reduce write to the
-# output as soon as data arrive, so a program that forgets the wait is right on an idle machine and
-# wrong on a busy one. On NCCL, `wait()` does not even block the host: it makes the current *stream*
-# wait, and the host carries on.
+# With gloo, a rank receives the contributions of the other ranks, and `comm` sums them inside `wait()`, so reading too
+# early gives a wrong value every time here. All-gather and all-reduce write to the output as soon as data arrive, so a
+# program that forgets the wait computes the right values on an idle machine and wrong values on a busy one. With NCCL,
+# `wait()` does not even block the host: it makes the current *stream* wait, and the host carries on.
 #
 # Now make use of the time between the call and the wait.
 
@@ -310,7 +304,7 @@ outcome("1.3", before, slips={"the sum, which is there only after wait()": after
 def reduce_while(full: Tensor, work: Callable[[], Tensor], group: Group) -> tuple[Tensor, Tensor]:
     """Reduce-scatter `full` [N * numel] with `comm.reduce_scatter` while `work()` runs.
 
-    Returns this rank's part of the sum, [numel], and the result of `work()`. Issue the collective,
+    Returns this rank's shard of the sum, [numel], and the result of `work()`. Issue the collective,
     call `work` once, then wait. `full` may have any dtype and is not changed. In this lab, all
     buffers for communication come from `device.empty(numel, dtype, "communication", device)`, so
     that the ledger can count them.
@@ -336,7 +330,7 @@ def timed_overlap():
     with EmulatedLink(latency=0.04, bandwidth=1e12):
         start = time.perf_counter()
         reduce_while(full, work_40_ms, group)
-        device.synchronize(where)  # on NCCL `wait` blocks only a stream; block the host too
+        device.synchronize(where)  # with NCCL, `wait` blocks only a stream; block the host too
         together = time.perf_counter() - start
         start = time.perf_counter()
         comm.reduce_scatter(torch.empty(500, device=where), full, group).wait()
@@ -364,10 +358,9 @@ print("expected 80 and 40 ms, and some more where other work shares the cores")
 #                           round 3     0 → 4   1 → 5   2 → 6   3 → 7
 # ```
 #
-# This tree takes ceil(log2 N) rounds, and still N - 1 messages in total. In the round with distance
-# d = 1, 2, 4, ..., the rank at place p < d sends to the rank at place p + d, if that place exists.
-# The *place* of a rank is counted from the source: the source is at place 0, the next rank is at
-# place 1, and so on round the ring.
+# This tree takes ceil(log2 N) rounds, and still N - 1 messages in total. In the round with distance d = 1, 2, 4, ...,
+# the rank at place p < d sends to the rank at place p + d, if that place exists. The *place* of a rank is counted from
+# the source: the source is at place 0, the next rank is at place 1, and so on around the ring.
 
 # %%
 predict("1.4", ..., "messages that the source sends, if there are 4 ranks")
@@ -376,7 +369,7 @@ predict("1.4", ..., "messages that the source sends, if there are 4 ranks")
 # %% tags=["exercise-1.4"]
 @exercise("1.4")
 def broadcast(tensor: Tensor, source: int, group: Group) -> None:
-    """Overwrite `tensor` on every rank with that of rank `source`, using `comm.send` and `comm.recv`.
+    """Overwrite `tensor` on every rank with the tensor of rank `source`, using `comm.send` and `comm.recv`.
 
     `tensor` has the same shape and dtype on all ranks and is contiguous. There are N - 1 messages
     in total, in ceil(log2 N) rounds: in the round with distance d = 1, then 2, 4, ..., the rank at
@@ -447,9 +440,9 @@ outcome("1.5", sent[1], ranks=4)
 # %% [markdown]
 # ### Measured: the primitives and their results
 #
-# On four ranks, the cell runs the primitives that torch and NCCL provide. Rank r holds the number
-# r + 2 or, for an operation that works on parts, the vector (10 r, 10 r + 1, 10 r + 2, 10 r + 3).
-# The results of your broadcast and reduce are printed next to those of torch.
+# On four ranks, the cell runs the primitives that torch and NCCL provide. Rank r holds the number r + 2 or, for an
+# operation that works on chunks, the vector (10 r, 10 r + 1, 10 r + 2, 10 r + 3). The results of your broadcast and
+# reduce are printed next to those of torch.
 
 
 # %% tags=["C5"]
@@ -496,21 +489,19 @@ yours = found[0]["your reduce to 0"]
 assert yours == found[0]["reduce to 0"] == [14.0], f"rank 0 has the sum {yours}; has a check above failed?"
 
 # %% [markdown]
-# **What is still missing.** A reduce to one rank and a broadcast from that rank make an all-reduce,
-# which can average the gradients of 1.1. But the root sends and receives the whole tensor ceil(log2
-# N) times while most ranks are idle, and the time grows with the number of ranks. Can all links be
-# kept busy all the time?
+# **What is still missing.** A reduce to one rank and a broadcast from that rank make an all-reduce, which can average
+# the gradients of 1.1. But the root sends and receives the entire tensor ceil(log2 N) times while most ranks are idle,
+# and the time grows with the number of ranks. Can all links be kept busy all the time?
 #
 # ---
-# # Break. Sitting two: the ring
+# # Break. Session two: the ring
 #
-# (In a fresh kernel, first run all cells above, because they hold your answers.)
+# (In a fresh kernel, first run all cells above, because they contain your answers.)
 #
-# Cut the tensor into N chunks and let every rank be the root for one of them. The partial sum of
-# chunk c starts at rank c + 1 and goes once round the ring. Every rank that it reaches adds its own
-# chunk, and the sum is complete on rank c. All N partial sums travel at once: in each step, every
-# rank sends one chunk to the right and receives one from the left. For N = 4, the ranks send these
-# chunks:
+# Split the tensor into N chunks and let every rank be the root for one of them. The partial sum of chunk c starts at
+# rank c + 1 and goes once around the ring. Every rank that it reaches adds its own chunk, and the sum is complete on
+# rank c. All N partial sums travel at the same time: in each step, every rank sends one chunk to the right and receives
+# one from the left. For N = 4, the ranks send these chunks:
 #
 # ```
 #                        rank     0   1   2   3
@@ -539,7 +530,7 @@ predict("1.6", ..., "bytes one rank sends in a ring reduce-scatter of 1,000,000 
 def reduce_scatter(
     output: Tensor, full: Tensor, group: Group, exchange: Callable[[Tensor, Tensor, Group], None]
 ) -> None:
-    """Sum `full` [N * numel], which is only read, over the ranks, and write chunk r of the sum to `output` [numel].
+    """Sum `full` [N * numel], which is only read, across the ranks, and write chunk r of the sum to `output` [numel].
 
     There are N - 1 steps; in each of them, `exchange(outgoing, incoming, group)` of 1.2 passes on
     one chunk [numel]. An incoming chunk needs a different buffer from the outgoing one:
@@ -611,11 +602,10 @@ outcome("1.7", sent[0], ranks=4)
 # %% [markdown]
 # ### Measured: a gather and a broadcast move more bytes than the ring
 #
-# An all-gather can also be built from a gather and a broadcast: every rank sends its shard to rank
-# 0, and rank 0 broadcasts the whole tensor. The result is correct. Let S be the number of bytes of
-# the whole tensor. All ranks together send (N - 1) S / N to rank 0 and then (N - 1) S in the
-# broadcast; the ring sends (N - 1) S in total. Rank 0 alone sends ceil(log2 N) S, whereas each rank
-# of the ring sends (N - 1) S / N.
+# An all-gather can also be built from a gather and a broadcast: every rank sends its shard to rank 0, and rank 0
+# broadcasts the full tensor. The result is correct. Let S be the number of bytes of the full tensor. All ranks together
+# send (N - 1) S / N to rank 0 and then (N - 1) S in the broadcast; the ring sends (N - 1) S in total. Rank 0 alone
+# sends ceil(log2 N) S, whereas each rank of the ring sends (N - 1) S / N.
 
 
 # %% tags=["C39"]
@@ -716,12 +706,11 @@ outcome("1.8", sent[0], ranks=4, slips={"the padding travels too: 12 elements, n
 # %% [markdown]
 # ### Measured: an all-reduce is a reduce-scatter and an all-gather, and a rank sends 2 (N - 1) / N of the data
 #
-# Remember this factor: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm in
-# which only the ranks add sends less. If the switches add as well (SHARP on InfiniBand, NVLS on
-# NVLink 4), a rank sends its tensor once and receives the sum once: the factor is 1 instead of 2
-# (N - 1) / N, which is about half for many ranks. The cell compares the ring with two other
-# algorithms: reduce to rank 0 and broadcast from there; or gather all tensors on every rank and add
-# them up.
+# Remember this factor: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm sends less if only the
+# ranks perform additions. If the switches add as well (SHARP on InfiniBand, NVLS on NVLink 4), a rank sends its tensor
+# once and receives the sum once: the factor is 1 instead of 2 (N - 1) / N, which is about half for many ranks. The cell
+# compares the ring with two other algorithms: a reduce to rank 0 followed by a broadcast, and a gather of all tensors
+# on every rank, which then adds them.
 
 
 # %% tags=["C5"]
@@ -752,7 +741,7 @@ def bytes_of_ways(numel):
 
 
 def expected_bytes(name, ranks):
-    """Bytes sent by the busiest rank, for a tensor of one byte."""
+    """Return the bytes sent by the busiest rank, per byte of the tensor."""
     return {
         "ring": 2 * (ranks - 1) / ranks,
         "reduce, broadcast": ceil(log2(ranks)),
@@ -784,9 +773,8 @@ plots.lines(
 )
 
 # %% [markdown]
-# Your all-reduce can now average the gradients of 1.1 in place. This completes data parallelism:
-# every rank ends up with the gradient of the whole batch, so parameters that start equal stay
-# equal.
+# Your all-reduce can now average the gradients of 1.1 in place. This completes data parallelism: every rank ends up
+# with the gradient of the global batch, so parameters that start equal stay equal.
 
 
 # %%
@@ -818,9 +806,9 @@ for op, factor in {"mean": 1, "sum": 4}.items():
 
 # %%
 def staged_memory(numel):
-    """Rank 0's bytes at each stage of a ring all-reduce, and its peak in `gather_all_then_add`."""
+    """Return the bytes of rank 0 at each stage of a ring all-reduce, and its peak in `gather_all_then_add`."""
     group, stages = comm.world(), {}
-    if group.rank() > 0:  # the same collectives, uncounted
+    if group.rank() > 0:  # the same collectives, not counted
         tensor = torch.ones(numel, device=rank_device())
         ring_all_reduce(tensor, "sum", group)
         return gather_all_then_add(tensor, "sum", group)
@@ -867,20 +855,18 @@ plots.stages(
 #
 # ### Measured: the cost of a message on different links
 #
-# A link has a latency α and a bandwidth β, and a message of n bytes takes about α + n / β. At n = α
-# β, the latency accounts for half of that time; shorter messages waste most of the link's
-# bandwidth.
+# A link has a latency α and a bandwidth β, and a message of n bytes takes about α + n / β. At n = α β, the latency
+# accounts for half of that time; shorter messages waste most of the bandwidth of the link.
 #
-# The bandwidths below are per direction. NVLink 4 has 18 links of 25 GB/s on an H100 (the data
-# sheet gives 900 GB/s for both directions together). PCIe 5.0 x16 has 32 GT/s x 16 lanes x 128/130,
-# InfiniBand NDR has 400 Gbit/s, and the Ethernet has 25 Gbit/s. The latencies are those of a ring
-# step in NCCL's own cost model (`hwLat` in `src/graph/tuning.cc`, protocol Simple: 3.4, 5.7 and 14
-# µs for NVLink, PCI and network). For TCP over Ethernet, the table assumes 30 µs, the order of
-# magnitude of the latency of the kernel's network stack. Measure your own cluster with
-# `nccl-tests`.
+# The bandwidths below are per direction. NVLink 4 has 18 links of 25 GB/s on an H100 (the data sheet gives 900 GB/s for
+# both directions together). PCIe 5.0 x16 has 32 GT/s x 16 lanes x 128/130, InfiniBand NDR has 400 Gbit/s, and the
+# Ethernet has 25 Gbit/s. The latencies are those of a ring step in the cost model of NCCL (`hwLat` in
+# `src/graph/tuning.cc`, protocol Simple: 3.4, 5.7 and 14 µs for NVLink, PCI and network). For TCP over Ethernet, the
+# table assumes 30 µs, the order of magnitude of the latency of the kernel's network stack. Measure your own cluster
+# with `nccl-tests`.
 #
-# Each emulated link is a thousand times slower than the real one, so microseconds become
-# milliseconds. The measured column is real time.
+# Each emulated link is a thousand times slower than the real one, so microseconds become milliseconds. The measured
+# column shows real time.
 
 # %% tags=["C38", "nbval-ignore-output"]
 LINKS = {  # seconds, bytes per second
@@ -893,12 +879,12 @@ SLOWER = 1000
 
 
 def time_messages(sizes):
-    """Seconds of one message by link and size."""
+    """Return the seconds that one message takes, by link and size."""
     group, took = comm.world(), {}
     way = comm.send if group.rank() == 0 else comm.recv
     way(
         torch.zeros(sizes[-1], dtype=torch.uint8, device=rank_device()), 1 - group.rank(), group
-    ).wait()  # connects them
+    ).wait()  # connects the ranks
     for name, (latency, bandwidth) in LINKS.items():
         with EmulatedLink(latency * SLOWER, bandwidth / SLOWER):
             for size in sizes:
@@ -925,17 +911,16 @@ for name, (latency, bandwidth) in LINKS.items():
 # %% [markdown]
 # ### Measured: few, large and even messages are the fastest
 #
-# Every message costs α. That is why NCCL uses trees for small tensors, why DDP collects gradients
-# in buckets, and why FSDP collects parameters in flat parameters. The FSDP paper (figure 2) gathers
-# the same volume in ever smaller pieces: below about 33 million elements per piece, the total time
-# rises steeply. Here two ranks gather 4 MiB in 1 to 64 messages: the number of bytes stays the
-# same, but every message adds a latency. In α + n / β, n is the number of bytes that a rank sends;
-# on two ranks, it is half of the gathered bytes.
+# Every message costs α. That is why NCCL uses trees for small tensors, why DDP collects gradients in buckets, and why
+# FSDP collects parameters in flat parameters. The FSDP paper (figure 2) gathers the same volume in ever smaller
+# all-gathers: below about 33 million elements per all-gather, the total time rises steeply. Here two ranks gather 4 MiB
+# in 1 to 64 messages: the number of bytes stays the same, but every message adds a latency. In α + n / β, n is the
+# number of bytes that a rank sends; on two ranks, it is half of the gathered bytes.
 #
-# The paper also finds that shards should be **even**. Neither NCCL nor gloo gathers uneven shards
-# in one operation: with NCCL, torch broadcasts each rank's shard (N messages), and with gloo, torch
-# refuses the call. The alternative is to pad every shard to the length of the longest (one message,
-# more bytes). Here the shards are 40, 30, 20 and 10 percent of 1 MiB.
+# The paper also finds that shards should be **even**. Neither NCCL nor gloo gathers uneven shards in one operation:
+# with NCCL, torch broadcasts each rank's shard (N messages), and with gloo, torch rejects the call. The alternative is
+# to pad every shard to the length of the longest (one message, more bytes). Here the shards are 40, 30, 20 and 10
+# percent of 1 MiB.
 
 
 # %% tags=["C6"]
@@ -976,7 +961,8 @@ PIECES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def every_case(shares=None):
-    """Gather pieces, or shards if `shares` is given, on the bare backend and on LINK; keep the faster of two runs."""
+    """Gather in `pieces`, or shards if `shares` is given, on the bare backend and on LINK; keep the faster of two
+    runs."""
 
     def cases():
         return in_shards(shares) if shares else {pieces: in_pieces(TOTAL, pieces) for pieces in PIECES}
@@ -991,7 +977,7 @@ def every_case(shares=None):
 
 
 def model(log):
-    """Messages, bytes that one rank sends (as a ring), and seconds on LINK by α + n / β."""
+    """Return messages, bytes that one rank sends (in a ring), and seconds on LINK by α + n / β."""
     wire = sum(call.wire for call in log)
     return len(log), round(wire), len(log) * LINK.latency + wire / LINK.bandwidth
 
@@ -1045,9 +1031,9 @@ plots.lines(
 # %% [markdown]
 # ## Break it on purpose
 #
-# **A rank that does not call.** All ranks of a group must call the same collectives in the same
-# order. The usual violation is an `if rank == 0:` around code that communicates (a checkpoint, a
-# metric), or a rank that runs out of data one batch early.
+# **A rank that does not take part.** All ranks of a group must call the same collectives in the same order. The usual
+# violation is an `if rank == 0:` around code that communicates (a checkpoint, a metric), or a rank that runs out of
+# data one batch early.
 
 
 # %%
@@ -1065,8 +1051,8 @@ except RankError as error:
     show(error)
 
 # %% [markdown]
-# The rank that the error *names* is the correct one; look for the fault on a rank that has finished
-# or is waiting elsewhere.
+# The rank that the error *names* is not at fault; look for the fault on a rank that has finished or is waiting
+# elsewhere.
 #
 # **A different order.** Rank 1 reduces two gradients of the same shape in a different order, for
 # example because it iterates over a set. There is no hang and no error:
@@ -1086,23 +1072,22 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
     print(f"rank {rank}: first {first}, expected [3.0, 3.0]; second {second}, expected [30.0, 30.0]")
 
 # %% [markdown]
-# Collectives carry no names: the k-th call of one rank is matched with the k-th call of the others.
-# If the calls differ in kind or size, the job hangs or aborts; if they do not, the numbers are
-# wrong. If you suspect such a mismatch, compare the ranks' logs (`comm.record()`);
-# `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes torch compare the calls of all ranks.
+# Collectives carry no names: the k-th call of one rank is matched with the k-th call of the others. If the calls differ
+# in kind or size, the job hangs or aborts; otherwise, the numbers are wrong. If you suspect such a mismatch, compare
+# the ranks' logs (`comm.record()`); `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes torch compare the calls of all ranks.
 #
 # ## What is still missing
 #
-# You can now average the gradients of a model with one all-reduce per parameter. But a model has
-# hundreds of parameters, most of them small, and small messages are expensive, as measured above. Also, all
-# reductions wait for the end of backward, although 1.3 shows that they need not. Lab 02 solves both
-# problems: it collects gradients in buckets, and it reduces the buckets during backward.
+# You can now average the gradients of a model with one all-reduce per parameter. But a model has hundreds of
+# parameters, most of them small, and small messages are expensive, as measured above. Also, all reductions wait for the
+# end of the backward pass, although 1.3 shows that this is unnecessary. Lab 02 solves both problems: it collects
+# gradients in buckets, and it reduces the buckets during the backward pass.
 #
 # ## What to remember
 #
 # 1. All ranks run one program with the same `world size`; only `rank` differs.
 # 2. The call starts a collective and `wait()` finishes it; in between, do not touch its buffers.
-# 3. All-reduce = reduce-scatter + all-gather. In a ring, each rank sends (N - 1) / N of the data in
+# 3. An all-reduce is a reduce-scatter followed by an all-gather. In a ring, each rank sends (N - 1) / N of the data in
 #    each of these two, for every N.
 # 4. A message takes α + n / β, so send few, large and even messages.
 # 5. All ranks must call the same collectives in the same order; otherwise the job hangs or silently
@@ -1114,19 +1099,18 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 #
 # <details><summary>Answer</summary>
 #
-# 2 x 7/8 = 1.75 GiB in 14 messages, and 2 x 63/64 = 1.97 GiB in 126 messages. The number of bytes
-# hardly grows. The number of messages grows with N, and so does the share of latency in the total
-# time, because each message is smaller: 16 MiB instead of 128 MiB.
+# One GPU sends 2 x 7/8 = 1.75 GiB in 14 messages over 8 GPUs, and 2 x 63/64 = 1.97 GiB in 126 messages over 64. The
+# number of bytes hardly grows. The number of messages grows with N, and so does the fraction of the total time that is
+# latency, because each message is smaller: 16 MiB instead of 128 MiB.
 # </details>
 #
 # **2. When is the tree better than the ring?**
 #
 # <details><summary>Answer</summary>
 #
-# The tree is better when n is small. A reduce and a broadcast as trees take 2 log2 N (α + n / β),
-# and the ring takes 2 (N - 1) (α + n / (N β)). For n → 0, these become 2 log2 N and 2 (N - 1)
-# latencies. NCCL chooses by size. Its trees process pieces of the tensor in a pipeline, so they
-# lose little bandwidth on large tensors.
+# The tree is better when n is small. A reduce and a broadcast as trees take 2 log2 N (α + n / β), and the ring takes 2
+# (N - 1) (α + n / (N β)). For n → 0, these become 2 log2 N and 2 (N - 1) latencies. NCCL chooses by size. Its trees
+# process chunks of the tensor in a pipeline, so they lose little bandwidth on large tensors.
 # </details>
 #
 # **3. Your job hangs, and the timeout message names ranks 0 to 6 of 8, all in the same all-reduce.
@@ -1156,14 +1140,13 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 #
 # ## Further reading
 #
-# - Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J.
-#   Parallel Distrib. Comput. 2009: the ring, and the proof that no algorithm in which only the
-#   ranks add sends less.
+# - Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib.
+#   Comput. 2009: the ring, and the proof that no algorithm sends less if only the ranks perform additions.
 # - Graham et al., "Scalable Hierarchical Aggregation Protocol (SHArP)", COMHPC 2016: switches that reduce; in NCCL the
 #   algorithms `NVLS` and `CollNet`.
 # - Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005: trees, rings,
 #   recursive halving, and when to use which.
 # - Zhao et al., "PyTorch FSDP", arXiv 2304.11277, section 3.2.1 and figure 2: even and large collectives.
 # - `minifsdp/ring.py`, the ring of this lab for tensors of any layout; `minifsdp/comm.py`, the shim over torch.
-# - torch: `torch/distributed/distributed_c10d.py`. NCCL: `src/graph/tuning.cc`, its α and β; the documentation's page
-#   "Collective Operations".
+# - torch: `torch/distributed/distributed_c10d.py`. NCCL: `src/graph/tuning.cc` (its α and β), and the page "Collective
+#   Operations" of its documentation.

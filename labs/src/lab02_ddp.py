@@ -10,13 +10,14 @@
 # %% [markdown]
 # # Lab 02: distributed data parallelism
 #
-# Data parallelism trains N copies of one model on N parts of the batch. Each rank computes on its
-# own rows, and the ranks average their gradients before the optimizer step. That is all there is to
-# data parallelism, and it takes one all-reduce per parameter. The rest of this lab makes it fast,
-# first by sending fewer and larger messages, then by sending them while backward is still running.
-# These three stages, called *rungs* here, make up `torch.nn.parallel.DistributedDataParallel`.
+# Data parallelism splits the batch across N copies of one model. Each rank computes on its own rows, and the ranks
+# average their gradients before the optimizer step. That is all there is to data parallelism, and it takes one
+# all-reduce per parameter. The rest of this lab makes it fast, first by sending fewer and larger messages, then by
+# sending them while the backward pass is still running. These three stages, called *rungs* here, make up
+# `torch.nn.parallel.DistributedDataParallel`.
 #
-# ![Gradients collected in buckets, in the order in which backward computes them](../slides/figures/ddp-buckets.svg)
+# ![Gradients collected in buckets, in the order in which the backward pass computes
+# them](../slides/figures/ddp-buckets.svg)
 #
 # *From [lecture 2, Collectives and DDP](../slides/ddp.md), which comes before this lab.*
 #
@@ -24,19 +25,18 @@
 #
 # - write DDP with autograd hooks and one collective, and explain why its result equals that of
 #   training in one process;
-# - explain the purpose of a bucket, its cost in memory, and why buckets are filled from the last
-#   layer backwards;
-# - tell from a log of collectives or from a timeline whether communication overlaps with backward;
+# - explain the purpose of a bucket, its memory cost, and why buckets are filled from the last layer backwards;
+# - tell from a log of collectives or from a timeline whether communication overlaps with the backward pass;
 # - accumulate gradients over micro-batches without communicating in each of them;
 # - recognize the usual bugs, most of which raise no error.
 #
 # **You need** to know autograd (`backward` adds to `.grad`) and, from lab 01, ranks, process
 # groups, all-reduce and `wait()`.
 #
-# **Time** 75 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL,
-# one rank per GPU). **Memory** at most 4 MiB of tensors per rank (measured at the end); a process
-# takes about 270 MiB, most of them for torch's code, which the ranks share. (gloo and NCCL are
-# the libraries that carry messages, between CPUs and between GPUs.)
+# **Time** 75 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, one rank per GPU).
+# **Memory** at most 4 MiB of tensors per rank (measured at the end); a process takes about 270 MiB, most of them for
+# torch's code, which the ranks share. (gloo and NCCL are the libraries that carry messages between CPUs and between
+# GPUs, respectively.)
 
 # %% tags=["setup"]
 # set-up
@@ -60,10 +60,10 @@ RANKS, ROWS, CONTEXT = 2, 8, 32  # N; rows per global batch; tokens per row
 # Two devices that each take half of the rows need half the time for a batch. But they compute two
 # different gradients, and after the first step they hold two different models.
 #
-# This lab trains a small GPT to count, on rows like 41, 42, 43, ... The global batch of a step is
-# the same for any number of ranks, and each rank takes its rows from it. Every rank initializes its
-# weights from its own seed, as separate programs would, and receives rank 0's weights before
-# training (in `start_equal`, with one broadcast per parameter, as in lab 01).
+# This lab trains a small GPT to count, on rows like 41, 42, 43, ... The global batch of a step is the same for any
+# number of ranks, and each rank takes its rows from it. Every rank initializes its weights from its own seed, as
+# separate programs would, and receives the weights of rank 0 before training (in `start_equal`, with one broadcast per
+# parameter, as in lab 01).
 #
 # The GPT has two embeddings (tokens and positions), four blocks of 12 parameter tensors each (two
 # LayerNorms and four linear layers, each with a weight and a bias), and a final LayerNorm and
@@ -99,33 +99,33 @@ def start_equal(model: nn.Module) -> None:
 
 
 def whole_batch(step: int, rows: int = ROWS) -> Tensor:
-    """[rows, CONTEXT + 1] tokens that count upwards from a random start."""
+    """Return [rows, CONTEXT + 1] tokens that count upwards from a random start."""
     first = torch.randint(257, (rows, 1), generator=torch.Generator().manual_seed(step))
     return (first + torch.arange(CONTEXT + 1)) % 257
 
 
 def my_rows(step: int, rows: int = ROWS) -> Tensor:
-    """This rank's part of the batch, [rows / N, CONTEXT + 1]."""
+    """Return this rank's rows of the batch, [rows / N, CONTEXT + 1]."""
     return whole_batch(step, rows).chunk(dist.get_world_size())[dist.get_rank()].to(rank_device())
 
 
 def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
-    """Mean over this rank's rows and positions."""
+    """Return the mean loss over this rank's rows and positions."""
     return model(rows[:, :-1], rows[:, 1:])
 
 
 # %% [markdown]
 # ### Measured: equal parameters, different data, different gradients
 #
-# After the broadcast, both ranks hold the same parameters. Their rows differ, so their gradients
-# differ. Each rank's loss is the mean over its rows, and all ranks have the same number of rows.
-# The mean of the ranks' gradients is therefore the gradient of the mean loss over the whole batch,
-# which is the gradient that one process would compute.
+# After the broadcast, both ranks hold the same parameters. Their rows differ, so their gradients differ. Each rank's
+# loss is the mean over its rows, and all ranks have the same number of rows. The mean of the gradients of all ranks is
+# therefore the gradient of the mean loss over the global batch, which is the gradient that a single process would
+# compute.
 
 
 # %% tags=["C40"]
 def local_gradient() -> tuple[Tensor, Tensor]:
-    """The head's bias after the broadcast, and the gradient that this rank's own rows give it."""
+    """Return the head's bias after the broadcast, and its gradient from this rank's own rows."""
     model = new_model()
     start_equal(model)
     loss_of(model, my_rows(0)).backward()
@@ -192,7 +192,7 @@ def alone(model: nn.Module) -> Callable[[], None]:
 
 
 def rung_1(model: nn.Module) -> Callable[[], None]:
-    """An all-reduce per parameter."""
+    """Issue an all-reduce per parameter."""
     start_equal(model)
     group = comm.world()
     for p in model.parameters():
@@ -208,7 +208,7 @@ def sgd_step(model: nn.Module) -> None:
 
 
 def train(rung, steps: int = 6) -> list[float]:
-    """This rank's loss at each step."""
+    """Return this rank's loss at each step."""
     model = new_model()
     after_backward = rung(model)
     losses = []
@@ -222,7 +222,7 @@ def train(rung, steps: int = 6) -> list[float]:
 
 
 def mean_losses(rung, ranks: int) -> list[float]:
-    """The loss over the whole batch at each step: the mean over the ranks."""
+    """Return the loss over the global batch at each step, which is the mean over the ranks."""
     return [sum(losses) / ranks for losses in zip(*launch(train, ranks, rung), strict=True)]
 
 
@@ -231,11 +231,10 @@ def close(mine: list[float], theirs: list[float]) -> bool:
 
 
 # %% [markdown]
-# ### Measured: the loss of one process
+# ### Measured: the same loss as a single process
 #
-# The cell prints the mean of the ranks' losses at each step next to the loss of one process that
-# sees all rows. Equal parameters, gradients and optimizers produce equal steps, so the copies never
-# need to be compared again.
+# The cell prints the mean of the losses of all ranks at each step next to the loss of a single process that sees all
+# rows. Equal parameters, gradients and optimizers produce equal steps, so the copies never need to be compared again.
 
 # %% tags=["C7"]
 one_process, two_ranks = mean_losses(alone, 1), mean_losses(rung_1, RANKS)
@@ -254,7 +253,7 @@ assert close(one_process, two_ranks), "the ranks' losses differ from those of on
 def follow(rung) -> tuple[str, list[comm.Call]]:
     model = new_model()
     events = []
-    for p in model.parameters():  # registered first, so these hooks run before the rung's
+    for p in model.parameters():  # registered first, so these hooks run before those of the rung
         p.register_post_accumulate_grad_hook(lambda p: events.append("g"))
     after_backward = rung(model)
 
@@ -273,7 +272,7 @@ def follow(rung) -> tuple[str, list[comm.Call]]:
 
 
 def brief(events: str) -> str:
-    """The events, with repetitions written as `iw*4`."""
+    """Return the events, with repetitions written as `iw*4`."""
     runs = re.finditer(r"(giw|iw(?!w)|[giw|])\1*", events)
     return " ".join(run[1] + f"*{len(run[0]) // len(run[1])}" * (run[0] != run[1]) for run in runs)
 
@@ -284,7 +283,7 @@ print(brief(events_1))
 print(f"{len(calls_1)} all-reduces, {sum(call.payload for call in calls_1):,} bytes together")
 
 # %% [markdown]
-# ### Measured: every rank holds the whole model state
+# ### Measured: every rank holds the full model state
 #
 # The *ledger* is the course's instrument for memory (lab 00). It records every block of memory that
 # an operator returns, and counts the block under a tag for its purpose until it is freed. Here it
@@ -295,7 +294,7 @@ print(f"{len(calls_1)} all-reduces, {sum(call.payload for call in calls_1):,} by
 
 # %% tags=["C7"]
 def measure_memory(rung) -> dict[str, object]:
-    """Bytes in one step: at each stage, over time, and two peaks, of gradients with staging and of everything."""
+    """Return the bytes in one step: per stage, over time, and two peaks (gradients with staging, and everything)."""
     with Ledger() as ledger:
         model = new_model()
         after_backward = rung(model)
@@ -345,13 +344,12 @@ plots.stages(
 # %% [markdown]
 # ### Measured: a sum instead of a mean
 #
-# Here the hook deliberately sums without dividing. How much longer is the first step than it is
-# with the mean?
+# Here the hook deliberately sums without dividing. By what factor is the first step longer than with the mean?
 
 
 # %% tags=["C40"]
 def first_step(op, optimizer_class) -> float:
-    """Length of the first step: the norm of the change in the parameters."""
+    """Return the length of the first step, which is the norm of the change in the parameters."""
     model = new_model()
     start_equal(model)
     for p in model.parameters():
@@ -374,11 +372,10 @@ assert abs(longer["SGD"] - RANKS) < 1e-3
 assert abs(longer["Adam"] - 1) < 0.02
 
 # %% [markdown]
-# With SGD, the learning rate is in effect N times the value you set, so a rate tuned on 8 ranks is
-# 8 times as large on 64 ranks. Adam divides the gradient by its own size, so apart from `eps`, a
-# factor in the gradient makes no difference, whether it is 8 or 64. With Adam, the mistake is
-# hardly visible until gradients are clipped. The norm of the summed gradients is N times as large,
-# so clipping begins at an Nth of the bound you meant.
+# With SGD, the learning rate is in effect N times the value you set, so a rate tuned on 8 ranks is 8 times as large on
+# 64 ranks. Adam divides the gradient by its own size, so apart from `eps`, a factor in the gradient makes no
+# difference, whether it is 8 or 64. With Adam, the mistake is hardly visible until gradients are clipped. The norm of
+# the summed gradients is N times as large, so clipping begins at 1 / N of the intended bound.
 #
 # ### Break it: reduce the parameter
 #
@@ -395,7 +392,7 @@ def reduces_the_parameter(model: nn.Module) -> Callable[[], None]:
 
 
 def replicas(rung, steps: int = 6) -> tuple[list[float], list[float]]:
-    """This rank's losses, and the largest difference between its parameters and rank 0's after each step."""
+    """Return this rank's losses, and the largest difference of its parameters from those of rank 0 after each step."""
     model = new_model()
     after_backward = rung(model)
     losses, differences = [], []
@@ -439,12 +436,11 @@ print(f"largest difference from rank 0 after step 0: {differences[0]:.4f}, after
 assert abs(differences[0] - differences[-1]) < 1e-4
 
 # %% [markdown]
-# The difference stays the same to the last digit shown: equal gradients make equal steps, and equal
-# steps leave a difference unchanged (with SGD; weight decay shrinks it slowly). But each gradient
-# is a mean over two different models, and so it is the gradient of neither. The loss curves do not
-# reveal the mistake, and neither does the checkpoint, which is rank 0's. Only a comparison between
-# ranks reveals it. When `DistributedDataParallel` is constructed, it compares the shapes of the
-# parameters and broadcasts rank 0's parameters and buffers.
+# The difference stays the same to the last digit shown: equal gradients make equal steps, and equal steps leave a
+# difference unchanged (with SGD; weight decay shrinks it slowly). But each gradient is a mean over two different
+# models, and so it is the gradient of neither. The loss curves do not reveal the mistake, and neither does the
+# checkpoint, which comes from rank 0. Only a comparison between ranks reveals it. When `DistributedDataParallel` is
+# constructed, it compares the shapes of the parameters and broadcasts the parameters and buffers of rank 0.
 #
 # ### Break it: a parameter that one rank does not use
 #
@@ -460,7 +456,7 @@ def two_layers() -> nn.ModuleList:
 
 
 def one_rank_skips(rung, used: dict[int, list[int]]) -> list[Tensor]:
-    """The gradients of two layers; each rank uses the layers that `used` lists for it."""
+    """Return the gradients of two layers; each rank uses the layers that `used` lists for it."""
     model = two_layers()
     after_backward = rung(model)
     x = torch.ones(1, 4, device=rank_device()) * (1 + dist.get_rank())
@@ -479,11 +475,10 @@ except RankError as error:
     print("rank 0 is in", " <- ".join(name for name in functions if name in ("wait", "average_gradient")))
 
 # %% [markdown]
-# Rank 0's second all-reduce has no partner. An uneven number of batches ends the same way: the rank
-# with one extra batch waits in that batch's first all-reduce. The stuck rank's stack shows *where*
-# it is waiting; the logs of the other ranks show what they did instead. (With NCCL, the rank is not
-# stuck in `wait`, which blocks a stream and not the host, but at the point where the host needs a
-# gradient's value.)
+# Rank 0's second all-reduce has no partner. An uneven number of batches ends the same way: the rank with one extra
+# batch waits in that batch's first all-reduce. The stuck rank's stack shows *where* it is waiting; the logs of the
+# other ranks show what they did instead. (With NCCL, the rank is not stuck in `wait`, which blocks a stream and not the
+# host, but at the point where the host needs the value of a gradient.)
 #
 # A hang is the better outcome. Now rank 0 uses layer 0 and rank 1 uses layer 1, so each rank issues
 # one all-reduce:
@@ -491,7 +486,7 @@ except RankError as error:
 
 # %%
 def skipped_under(rungs: list, used: dict[int, list[int]]) -> list[tuple[list[Tensor], ...]]:
-    """The result of `one_rank_skips` under each rung: the gradients of rank 0, of rank 1, ..."""
+    """Return the result of `one_rank_skips` under each rung: the gradients of rank 0, of rank 1, ..."""
     each_rank = launch(lambda: [one_rank_skips(rung, used) for rung in rungs], RANKS)
     return list(zip(*each_rank, strict=True))
 
@@ -511,12 +506,11 @@ print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer
 #
 # *12 minutes, medium*
 #
-# Every message costs one latency, however short it is, plus bytes / bandwidth. Collecting gradients
-# in *buckets* saves latencies. Buckets are assigned by three rules, which are torch's
-# (`_compute_bucket_assignment_by_size`):
+# Every message costs one latency, however short it is, plus bytes / bandwidth. Collecting gradients in *buckets* saves
+# latencies. Buckets are assigned by the same three rules as in torch (`_compute_bucket_assignment_by_size`):
 #
-# - Walk through the parameters in *reverse* order of registration. Backward begins at the last
-#   layer, so the first bucket is complete first.
+# - Walk through the parameters in *reverse* order of registration. The backward pass begins at the last layer, so the
+#   first bucket is complete first.
 # - Add parameters to a bucket until it holds at least `cap_bytes`. The parameter that reaches the
 #   cap still belongs to the bucket (parameters are never split).
 # - A buffer has one dtype, so each dtype has its own open bucket. A parameter joins the open bucket
@@ -536,7 +530,7 @@ predict("2.2", ..., "buckets with a cap of 256 KiB")
 # %% tags=["exercise-2.2"]
 @exercise("2.2")
 def assign_buckets(params: list[nn.Parameter], cap_bytes: int) -> list[list[nn.Parameter]]:
-    """Cut `params` into buckets, each a list of parameters.
+    """Split `params` into buckets, each a list of parameters.
 
     Args:
         params: the parameters, in order of registration.
@@ -567,13 +561,13 @@ print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map
 #
 # *10 minutes, medium*
 #
-# The reduction of a bucket has two halves. The first copies its gradients into one flat buffer and
-# issues the all-reduce. The second, which is exercise 2.4, waits and copies the means back. Other
-# work can run between the two halves, and rung 3 will make use of this.
+# The reduction of a bucket has two halves. The first half copies the gradients into one flat buffer and issues the
+# all-reduce. The second half, which is exercise 2.4, waits and copies the means back. Other work can run between the
+# two halves, and rung 3 will make use of this.
 #
-# `device.empty(numel, dtype, "communication", where)` allocates the buffer without initializing it,
-# and records its role in the ledger; `where` is a parameter's `.device`. `flat.split([n, m, ...])`
-# returns its parts as views.
+# `device.empty(numel, dtype, "communication", where)` allocates the buffer without initializing it, and records its
+# role in the ledger; `where` is the `.device` of a parameter. `flat.split([n, m, ...])` returns views of consecutive
+# ranges of the buffer.
 #
 # A gradient that is None on this rank counts *as zero*. All ranks then have the same buckets,
 # whichever parameters they used, and the mean over the ranks is still a sum divided by N.
@@ -589,7 +583,7 @@ predict("2.3", ..., "bytes of staging at the peak, one bucket after the other")
 # %% tags=["exercise-2.3"]
 @exercise("2.3")
 def start_bucket(bucket: list[nn.Parameter], group: comm.Group) -> tuple[Tensor, comm.Handle]:
-    """Copy the bucket's gradients into one flat buffer and start its all-reduce.
+    """Copy the gradients of the bucket into one flat buffer and start its all-reduce.
 
     Args:
         bucket: parameters of one dtype on one device. A gradient that is None counts as zero.
@@ -608,8 +602,8 @@ def start_bucket(bucket: list[nn.Parameter], group: comm.Group) -> tuple[Tensor,
 #
 # *10 minutes, medium*
 #
-# Wait for the all-reduce, copy the parts back into the existing gradients, and free the buffer
-# (`device.free(flat)`). A gradient that was None becomes a tensor with its own storage.
+# Wait for the all-reduce, copy the means back into the existing gradients, and free the buffer (`device.free(flat)`). A
+# gradient that was None becomes a tensor with its own storage.
 
 
 # %% tags=["exercise-2.4"]
@@ -622,20 +616,19 @@ def finish_bucket(bucket: list[nn.Parameter], flat: Tensor, handle: comm.Handle)
         flat: [sum of numel], which holds the means after `handle.wait()`. Free it at the end (`device.free`).
         handle: the handle of the all-reduce in flight.
 
-    Afterwards every parameter's `.grad` equals its part of `flat`, in the parameter's shape and in
-    storage other than that of `flat`. Overwrite existing gradients in place; allocate memory only
-    for those that were None.
+    Afterwards every parameter's `.grad` equals its range of `flat`, in the parameter's shape and in storage other than
+    that of `flat`. Overwrite existing gradients in place; allocate memory only for those that were None.
     """
     ...
 
 
 # %% [markdown]
-# Rung 2 reduces the buckets after backward, one after another.
+# Rung 2 reduces the buckets after the backward pass, one after another.
 
 
 # %% tags=["shown"]
 def rung_2(model: nn.Module) -> Callable[[], None]:
-    """An all-reduce per bucket, after backward."""
+    """Issue an all-reduce per bucket, after backward."""
     start_equal(model)
     group = comm.world()
     buckets = assign_buckets(list(model.parameters()), CAP)
@@ -707,37 +700,36 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 # %% [markdown]
 # Rung 3 will not have this fix, because its hooks fire only for gradients that exist.
 #
-# **What is still missing**: the first message leaves only when the whole of backward is over.
+# **What is still missing**: the first message is sent only after the entire backward pass is over.
 #
-# ## 2.5 Reduction during backward
+# ## 2.5 Reduction during the backward pass
 #
 # *12 minutes, hard*
 #
-# The gradients of the last layers are ready long before those of the first layers. So a bucket can
-# leave as soon as its last gradient is ready, and travel while backward continues. The host has to
-# wait only at the end of backward.
+# The gradients of the last layers are ready long before those of the first layers. So a bucket can be sent as soon as
+# its last gradient is ready, while the backward pass continues. The host has to wait only at the end of the backward
+# pass.
 #
-# One condition must hold: **all ranks launch the buckets in the same order**. The order in which
-# gradients become ready may differ from rank to rank, because the graphs may differ. But
-# collectives are matched across ranks by the order in which they are issued. So bucket i leaves
-# when it is full *and* buckets 0 to i - 1 have left.
+# One condition must hold: **all ranks launch the buckets in the same order**. The order in which gradients become ready
+# may differ from rank to rank, because the graphs may differ. But collectives are matched across ranks by the order in
+# which they are issued. So bucket i is launched when it is full *and* buckets 0 to i - 1 have been launched.
 #
-# The hook's state is in `reducer`:
+# The state of the hook is in `reducer`:
 #
 # | field | holds |
 # |---|---|
 # | `buckets` | list of buckets, each a list of parameters |
 # | `bucket_of` | the number of a parameter's bucket: `reducer.bucket_of[param]` |
-# | `missing` | per bucket, the number of gradients still missing in this backward |
-# | `in_flight` | results of `start` for the buckets 0, 1, ... launched in this backward |
-# | `sync` | whether this backward communicates; if False, the hook returns immediately |
+# | `missing` | per bucket, the number of gradients still missing in this backward pass |
+# | `in_flight` | results of `start` for the buckets 0, 1, ... launched in this backward pass |
+# | `sync` | whether this backward pass communicates; if False, the hook returns immediately |
 # | `start` | `start(bucket)` copies gradients into a buffer, launches the all-reduce, returns buffer and handle |
 # | `finish` | `finish()` finishes every bucket in flight, then resets `missing` and `in_flight` |
 #
 # Autograd's engine has a queue of functions that run after all gradients are computed and before
 # `backward` returns. A hook adds a function to this queue with `at_end_of_backward(function)`.
 #
-# How much staging is alive at the peak, now that no bucket is finished before the end of backward?
+# How much staging is alive at the peak, now that no bucket is finished before the end of the backward pass?
 
 # %%
 predict("2.5", ..., "staging at the peak, as a multiple of the gradients' bytes, two decimals")
@@ -752,9 +744,9 @@ def on_gradient(param: nn.Parameter, reducer: SimpleNamespace) -> None:
         param: `.grad` has just been accumulated.
         reducer: fields `buckets`, `bucket_of`, `missing`, `in_flight`, `sync`, `start`, `finish` as in the table.
 
-    Buckets leave in the order 0, 1, 2, ..., whatever the order in which they fill. Do not wait for
-    anything here. When the last bucket has left, queue `reducer.finish` once for the end of
-    backward. If `reducer.sync` is False, do nothing.
+    Buckets are launched in the order 0, 1, 2, ..., whatever the order in which they fill. Do not wait for anything
+    here. When the last bucket has been launched, queue `reducer.finish` once for the end of backward. If `reducer.sync`
+    is False, do nothing.
     """
     ...
 
@@ -789,20 +781,19 @@ def make_reducer(model: nn.Module, cap_bytes: int, hook=None) -> SimpleNamespace
 
 
 def rung_3(model: nn.Module) -> Callable[[], None]:
-    """An all-reduce per bucket, during backward."""
+    """Issue an all-reduce per bucket, during backward."""
     start_equal(model)
     make_reducer(model, CAP)
     return nothing
 
 
 # %% [markdown]
-# ### Measured: reductions leave before backward has ended
+# ### Measured: reductions start before the backward pass has ended
 #
-# The cell prints the events of one step of each rung, in order and with the letters from above: `g`
-# gradient, `i` issue, `w` wait, `|` backward has returned. Rung 1 also issues its messages early,
-# but the host waits for each one immediately (`giw`), and backward continues only when the message
-# has arrived. A message overlaps with backward only if it is in flight while gradients are still
-# being computed.
+# The cell prints the events of one step of each rung, in order and with the letters from above: `g` gradient, `i`
+# issue, `w` wait, `|` backward has returned. Rung 1 also issues its all-reduces early, but the host waits for each one
+# immediately (`giw`), and the backward pass continues only when the result has arrived. An all-reduce overlaps with the
+# backward pass only if it is in flight while gradients are still being computed.
 
 # %% tags=["C7"]
 seen = launch(follow, RANKS, rung_3)
@@ -822,13 +813,13 @@ assert most == len(buckets), "rung 3 waits before all of its buckets have left"
 assert seen[0][1] == seen[1][1]
 
 # %% [markdown]
-# The last bucket leaves only with the last gradient, so this part of the communication can never be
-# hidden. By default, torch uses a single bucket in the first step. From the second step on, torch
-# assigns buckets in the order in which the gradients actually arrived. The cap is 1 MiB for the
-# first bucket, so that it leaves early, and 25 MiB for the others.
+# The last bucket is launched only with the last gradient, so its communication can never be hidden. By default, torch
+# uses a single bucket in the first step. From the second step on, torch assigns buckets in the order in which the
+# gradients actually arrived. The cap is 1 MiB for the first bucket, so that it is launched early, and 25 MiB for the
+# others.
 #
-# The next figure shows one step of each rung over time, on rank 0 and on the emulated link. The
-# batch has more rows here, so that backward is long enough to hide a part of the messages.
+# The next figure shows one step of each rung over time, on rank 0 and on the emulated link. The batch has more rows
+# here, so that the backward pass is long enough to hide some of the communication.
 
 
 # %% tags=["C7", "nbval-ignore-output"]
@@ -836,7 +827,7 @@ TRACED_ROWS = 64
 
 
 def trace_rungs(rungs: dict, text: str) -> dict[str, list]:
-    """The spans of one step of each rung on this rank, the fastest of three; rungs alternate."""
+    """Return the spans of one step of each rung on this rank, the fastest of three; rungs alternate."""
     let_communication_go_first()
     models = {name: new_model() for name in rungs}
     after = {name: rung(models[name]) for name, rung in rungs.items()}
@@ -881,7 +872,7 @@ plots.timeline(
 # %% [markdown]
 # ### Measured: overlap costs a copy of the gradients
 #
-# Every bucket's buffer now stays alive from its launch to the end of backward.
+# The buffer of every bucket now stays alive from its launch to the end of the backward pass.
 
 # %%
 usage_3 = launch(measure_memory, RANKS, rung_3)[0]
@@ -907,19 +898,17 @@ plots.curve(
 )
 
 # %% [markdown]
-# Neither the peak of forward and backward nor that of the whole step changes from rung to rung,
-# because the buffers fill the space that backward frees. If there are few activations, as with
-# activation checkpointing or with one row per rank, the buffers do raise the peak.
-# `gradient_as_bucket_view=True` saves this copy of the gradients: the buckets are permanent, and
-# every `.grad` is a view of a bucket. In `minifsdp/ddp/buckets.py`, the two kinds of bucket are
-# `StagingBucket` and `GradientBucket`, of about thirty lines each. `StagingBucket`, unlike your
-# functions, copies nothing back: each gradient moves into the buffer as soon as it has been
-# computed, and stays there.
+# Neither the peak of the two passes nor that of the entire step changes from rung to rung, because the buffers fill the
+# space that the backward pass frees. If there are few activations, as with activation checkpointing or with one row per
+# rank, the buffers do raise the peak. `gradient_as_bucket_view=True` saves this copy of the gradients: the buckets are
+# permanent, and every `.grad` is a view of a bucket. In `minifsdp/ddp/buckets.py`, the two kinds of bucket are
+# `StagingBucket` and `GradientBucket`, about thirty lines each. `StagingBucket`, unlike your functions, copies nothing
+# back: each gradient moves into the buffer as soon as it has been computed, and stays there.
 #
 # ### Compared with torch
 #
-# The next cell compares your gradients after one backward, bit for bit, with those of
-# `DistributedDataParallel` in torch and in `minifsdp`.
+# The next cell compares your gradients after one backward pass, bit for bit, with those of `DistributedDataParallel` in
+# torch and in `minifsdp`.
 
 
 # %%
@@ -945,16 +934,16 @@ print(same)
 assert all(all(each.values()) for each in same)
 
 # %% [markdown]
-# **What is still missing**: with several micro-batches per step, every backward communicates.
+# **What is still missing**: with several micro-batches per step, every backward pass communicates.
 #
 # ## 2.6 Accumulate without communication
 #
 # *8 minutes, medium*
 #
-# A batch that does not fit into memory is processed in k micro-batches, and `backward` adds up
-# their gradients in `.grad`. The mean over ranks is needed only after the last micro-batch. In
-# torch, the first k - 1 micro-batches run inside `with ddp.no_sync():`. Here, `reducer.sync`
-# decides whether a backward communicates, and your hook reads this flag.
+# A batch that does not fit into memory is processed in k micro-batches, and `backward` adds up their gradients in
+# `.grad`. The mean over ranks is needed only after the last micro-batch. In torch, the first k - 1 micro-batches run
+# inside `with ddp.no_sync():`. Here, `reducer.sync` decides whether a backward pass communicates, and your hook reads
+# this flag.
 #
 # When your function returns, `.grad` is the gradient of the *mean* loss over all micro-batches and
 # ranks, and `reducer.sync` is True again.
@@ -974,10 +963,10 @@ def accumulate(micro_batches: list[Tensor], loss_of: Callable[[Tensor], Tensor],
 
     Args:
         micro_batches: k micro-batches of equal size.
-        loss_of: runs forward on a micro-batch and returns its mean loss. Call it and backward once for each.
-        reducer: a backward communicates if `reducer.sync` is True. It must be True again on return.
+        loss_of: runs the forward pass on a micro-batch and returns its mean loss. Call it and backward once for each.
+        reducer: a backward pass communicates if `reducer.sync` is True. It must be True again on return.
 
-    Gradients are zero or None before the call. Only the last backward communicates.
+    Gradients are zero or None before the call. Only the last backward pass communicates.
     """
     ...
 
@@ -987,7 +976,7 @@ MICRO = 4
 
 
 def accumulated(how) -> tuple[Tensor, int, int]:
-    """The head's gradient after four micro-batches, the number of all-reduces, their bytes."""
+    """Return the head's gradient after four micro-batches, the number of all-reduces, and their bytes."""
     model = new_model()
     start_equal(model)
     reducer = make_reducer(model, CAP)
@@ -1003,7 +992,7 @@ def one_batch() -> Tensor:
 
 
 def every_time(micro_batches, loss_of, reducer) -> None:
-    """Accumulation without no_sync."""
+    """Accumulate without `no_sync`."""
     for batch in micro_batches:
         (loss_of(batch) / len(micro_batches)).backward()
 
@@ -1034,15 +1023,14 @@ print(f"the most that a rank held at once: {max(w['all'] for w in (usage_1, usag
 # %% [markdown]
 # ## What to remember
 #
-# 1. With equal initial weights, averaged gradients and equal steps, N copies remain one model, and
-#    need never be compared again.
+# 1. With equal initial weights, averaged gradients and equal steps, N copies remain one model, and never need to be
+#    compared again.
 # 2. Take the mean, not the sum. Reduce the gradient, not the parameter. Broadcast before the first
 #    step. None of the three mistakes raises an error.
-# 3. With buckets, you pay one latency per bucket, not per parameter. Buckets are filled in reverse
-#    order, the order in which backward completes them.
-# 4. Overlap separates the two halves of a reduction: launch every full bucket when its turn comes,
-#    and wait at the end of backward. It costs a copy of the gradients, unless the gradients are
-#    views of the buckets.
+# 3. With buckets, you pay one latency per bucket, not per parameter. Buckets are filled in reverse order of the
+#    parameters, because the backward pass completes gradients in roughly this order.
+# 4. Overlap separates the two halves of a reduction: launch every full bucket when its turn comes, and wait at the end
+#    of the backward pass. It costs a copy of the gradients, unless the gradients are views of the buckets.
 # 5. Collectives are matched by order. Every rank must issue the same collectives in the same order,
 #    whether or not it uses all parameters, has as many batches as the others, or accumulates over
 #    micro-batches.
@@ -1090,10 +1078,9 @@ for name, grads in zip(("when full", "in turn"), launched, strict=True):
     )
 
 # %% [markdown]
-# If the buckets have equal sizes, the sums are wrong; if the sizes differ, there is an error or a
-# hang. NCCL cannot detect the mistake either: it relies on the program for the order of
-# collectives. Calling layers in a data-dependent order breaks this order, and so does a branch that
-# only some ranks take.
+# If the buckets have equal sizes, the sums are wrong; if the sizes differ, there is an error or a hang. NCCL cannot
+# detect the mistake either: it relies on the program for the order of collectives. Calling layers in a data-dependent
+# order makes the order differ between ranks, and so does a branch that only some ranks take.
 #
 # ### Break it: an unused parameter, with rung 3
 #
@@ -1106,12 +1093,11 @@ print(f"each rank still has its own gradients: {untouched}")
 assert untouched
 
 # %% [markdown]
-# The hook of a parameter without a gradient never fires. Its bucket and all later buckets never
-# leave, and here this happens on both ranks without an error. If one rank uses all its parameters,
-# that rank waits for ever. So rung 3 needs every parameter to be used on every rank. torch's DDP
-# needs this too, and otherwise raises an error at the next forward. With
-# `find_unused_parameters=True`, torch walks through the autograd graph after each forward and marks
-# unused parameters as ready. One more all-reduce finds the parameters that *no* rank used.
+# The hook of a parameter without a gradient never fires. Its bucket and all later buckets are never launched, and here
+# this happens on both ranks without an error. If one rank uses all its parameters, that rank waits forever. So rung 3
+# requires every parameter to be used on every rank. torch's DDP requires this too, and otherwise raises an error in the
+# next forward pass. With `find_unused_parameters=True`, torch walks through the autograd graph after each forward pass
+# and marks unused parameters as ready. One more all-reduce finds the parameters that *no* rank used.
 #
 # ### Break it: forget `no_sync`
 
@@ -1122,11 +1108,10 @@ print(f"{messages} all-reduces, {forgotten:,} bytes: {forgotten / payload:.0f} t
 assert forgotten == MICRO * payload
 
 # %% [markdown]
-# The gradient is nevertheless right: the mean of equal values is that value, so the part that has
-# already been reduced does not change. But a *sum* that is divided only at the end is wrong,
-# because each reduction multiplies the earlier contents of `.grad` by N. In the next cell, element
-# i of the gradient comes from micro-batch i alone, so it shows how often this micro-batch is
-# counted:
+# The gradient is nevertheless right: the mean of equal values is that value, so the sum that has already been reduced
+# does not change. But a *sum* that is divided only at the end is wrong, because each reduction multiplies the earlier
+# contents of `.grad` by N. In the next cell, element i of the gradient comes from micro-batch i alone, so it shows how
+# many times this micro-batch is counted:
 
 
 # %%
@@ -1144,55 +1129,53 @@ print("mean each time:                     ", means)
 print("sum each time, divided by N at last:", sums)
 
 # %% [markdown]
-# Another common claim is that accumulation *with* communication "reduces after several steps". In
-# fact it reduces in every micro-batch. In DDP this only costs traffic; with sharded gradients it
-# saves memory (labs 03 and 09).
+# Another common claim is that accumulation *with* communication "reduces after several steps". In fact it reduces in
+# every micro-batch. In DDP, this only costs traffic; with sharded gradients, it saves memory (labs 03 and 09).
 #
 # ## Questions
 #
-# **1. Rank 1's data loader has one batch fewer than rank 0's. What happens, and what are three ways
-# to fix it?**
+# **1. The data loader of rank 1 has one batch fewer than that of rank 0. What happens, and what are three ways to fix
+# it?**
 #
 # <details><summary>Answer</summary>
 #
-# Rank 0 waits in the first all-reduce of its last backward until the timeout. There are three
-# fixes. Drop the last batch, with a sampler that gives all ranks the same number of batches. Let
-# the ranks agree on whether to continue, with an all-reduce of one number per step. Or let the rank
-# that has finished answer every collective of the others with zeros, as torch's `Join` does, and
-# divide by the number of ranks that still have data.
+# Rank 0 waits in the first all-reduce of its last backward pass until the timeout. There are three fixes. The first is
+# to drop the last batch, with a sampler that gives all ranks the same number of batches. The second is to let the ranks
+# agree on whether to continue, with an all-reduce of one number per step. The third is to let the rank that has
+# finished answer every collective of the others with zeros, as torch's `Join` does, and to divide by the number of
+# ranks that still have data.
 # </details>
 #
-# **2. The rows are padded sentences and the loss is the mean over real tokens. Is the mean of the
-# ranks' gradients still the gradient of the whole batch?**
+# **2. The rows are padded sentences and the loss is the mean over real tokens. Is the mean of the gradients of all
+# ranks still the gradient of the global batch?**
 #
 # <details><summary>Answer</summary>
 #
-# No. It is a mean of means: a rank with few real tokens counts as much as a rank with many. Divide
-# the summed loss by the number of real tokens on all ranks (one more all-reduce, of one number),
-# and multiply it by N, because the hook takes the mean. The same applies to the micro-batches in
-# 2.6.
+# No, it is not. It is a mean of means: a rank with few real tokens counts as much as a rank with many. Divide the
+# summed loss by the number of real tokens on all ranks (one more all-reduce, of one number), and multiply it by N,
+# because the hook takes the mean. The same applies to the micro-batches in 2.6.
 # </details>
 #
 # **3. Why are buckets not simply as large as possible?**
 #
 # <details><summary>Answer</summary>
 #
-# A single bucket leaves with the last gradient, so there is only one latency, but no overlap.
-# Buckets of one parameter leave as early as possible, but each pays a latency. The best size lies
-# in between and grows with the latency and with N; 25 MiB is torch's guess.
+# A single bucket is launched with the last gradient, so there is only one latency, but no overlap. Buckets of one
+# parameter are launched as early as possible, but each pays a latency. The best size lies in between and grows with the
+# latency and with N; torch's default is 25 MiB.
 # </details>
 #
 # **4. Is it enough to put only the backward inside `with ddp.no_sync():`?**
 #
 # <details><summary>Answer</summary>
 #
-# Not in torch. `DistributedDataParallel.forward` decides whether the following backward reduces, so
-# the forward must be inside too. A forward outside the `with` block is the usual reason why
-# `no_sync` seems to have no effect.
+# It is not enough in torch. `DistributedDataParallel.forward` decides whether the following backward pass reduces, so
+# the forward pass must be inside too. A forward pass outside the `with` block is the usual reason why `no_sync` seems
+# to have no effect.
 # </details>
 #
-# **5. gloo's all-reduce blocks the host in `wait()`, whereas NCCL's does not. What does rung 3's
-# `finish` do on a GPU?**
+# **5. The all-reduce of gloo blocks the host in `wait()`, whereas that of NCCL does not. What does the `finish` of rung
+# 3 do on a GPU?**
 #
 # <details><summary>Answer</summary>
 #

@@ -15,18 +15,18 @@
 # three stages. This lab builds the first two: it shards the optimizer state over the ranks, and
 # then the gradients as well. The computation stays the same, and the traffic is almost the same.
 #
-# ![ZeRO stage 2: every rank has all the parameters, but only a part of the gradients and of the
-# optimizer state](../slides/figures/partition-2.svg)
+# ![ZeRO stage 2: every rank has all the parameters, but only a shard of the gradients and of the optimizer
+# state](../slides/figures/partition-2.svg)
 #
 # *From [lecture 1, Where memory goes, and what ZeRO saves](../slides/memory.md), which comes before this lab.*
 #
 # **Afterwards you can**
-# - cut a model's parameters, whatever their sizes, into equal shards;
+# - split a model's parameters, whatever their sizes, into equal shards;
 # - write the ZeRO-1 step: reduce-scatter the gradients, update a shard, all-gather the parameters;
-# - reduce and free gradients while backward is running, as ZeRO-2 does;
+# - reduce and free gradients while the backward pass is running, as ZeRO-2 does;
 # - compute the bytes that each stage holds and sends per step;
-# - recognize three mistakes that raise no error: an optimizer over the wrong tensors, clipping by a
-#   local norm, and a checkpoint of only one rank's shard.
+# - recognize three mistakes that raise no error: an optimizer over the wrong tensors, clipping by a local norm, and a
+#   checkpoint that contains only one rank's shard.
 #
 # **You need** lab 01 (reduce-scatter, all-gather) and lab 02 (buckets, hooks on gradients).
 #
@@ -73,18 +73,17 @@ from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
 MIB = 2**20
-CAP = MIB // 2  # bytes at which a bucket is closed
+CAP = MIB // 2  # the number of bytes at which a bucket is closed
 ADAM = {"lr": 1e-3, "eps": 1e-4}
 
 # %% [markdown]
-# ## The question: what do N ranks hold N times?
+# ## The question: what is stored N times?
 #
-# The model is a small GPT, and the batches are random tokens, because this lab is about bytes.
-# `measure` takes a trainer, runs three of its steps on this rank and returns the measurements of
-# the third. The optimizer already has its state before the third step; the marks "backward" and
-# "step" are set after backward and after the step. Adam's `eps` is 1e-4, which is larger than
-# usual. With 1e-8, Adam's first steps would hardly depend on the size of a gradient, and a sum over
-# the ranks instead of a mean would go unnoticed.
+# The model is a small GPT, and the batches are random tokens, because this lab is about bytes. `measure` takes a
+# trainer, runs three of its steps on this rank and returns the measurements of the third. The optimizer already has its
+# state before the third step; the marks "backward" and "step" are set after the backward pass and after the step.
+# Adam's `eps` is 1e-4, which is larger than usual. With 1e-8, Adam's first steps would hardly depend on the size of a
+# gradient, so a sum over the ranks instead of a mean would not be noticeable.
 
 # %%
 SIZES = {"width": 105, "layers": 4}
@@ -96,7 +95,7 @@ BATCHES = [tuple(torch.randint(257, (2, 8, 24), generator=numbers)) for _ in ran
 
 
 class DDP:
-    """The rung below (lab 02): average gradients during backward, update all parameters on every rank."""
+    """The previous rung (lab 02): average gradients during backward, update all parameters on every rank."""
 
     def __init__(self, model: GPT) -> None:
         self.model = DistributedDataParallel(model, bucket_cap_mb=CAP / MIB, gradient_as_bucket_view=True)
@@ -148,7 +147,7 @@ def measure_each(kinds: list[Any], batches: list[tuple[Tensor, Tensor]]) -> list
 
 
 def alone(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[float]]:
-    """The parameters that every rung must reach, and the gradients' norms, from one process."""
+    """Return the parameters that every rung must reach, and the norms of the gradients, from a single process."""
     torch.manual_seed(0)
     model, norms = GPT(**SIZES).to(rank_device()), []
     optimizer = Adam(model.parameters(), **ADAM)
@@ -161,7 +160,7 @@ def alone(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[float]]:
 
 
 def far(values: Tensor, wanted: Tensor) -> float:
-    """The largest difference, relative to the largest value."""
+    """Return the largest difference, relative to the largest value."""
     return float((values - wanted).abs().max() / wanted.abs().max())
 
 
@@ -181,29 +180,27 @@ for rank, books in enumerate(ddp):
 # in mixed precision it is three quarters (lab 00). The optimizer state is read and written only by
 # `optimizer.step()`, in which every rank computes the same result from the same input.
 #
-# But Adam works element by element. So let rank r update only the r-th part of the elements, keep
-# state only for that part, and receive the rest of the updated elements from the other ranks. Which
-# elements belong to which rank?
+# But Adam works element by element. So let rank r update only the r-th of N equal shards, keep state only for that
+# shard, and receive the other updated elements from the other ranks. Which elements belong to which rank?
 #
 # ## 3.1 Partition
 #
 # *10 minutes, medium*
 #
-# Collectives need equal parts (lab 01), but parameters come in all sizes. So ZeRO ignores parameter
-# boundaries: it concatenates the parameters of a bucket in one flat buffer, pads it to a multiple
-# of N, and cuts it into N equal shards, even where a cut falls in the middle of a parameter.
+# Collectives need shards of equal size (lab 01), but parameters come in all sizes. So ZeRO ignores parameter
+# boundaries: it concatenates the parameters of a bucket in one flat buffer, pads the buffer to a multiple of N, and
+# splits it into N equal shards, even where a shard boundary falls in the middle of a parameter.
 #
 # ```
 # flat [padded]              p0 | p1 | p2 | zeros
 # shards [padded / N]      rank 0 |  rank 1  | rank 2
 # ```
 #
-# The buffer is not a copy: it becomes the parameters' storage. Each `p.data` and each shard is a
-# view of it, so when an optimizer updates a shard, the model sees the change immediately. (`p`
-# itself stays the same object, because the model, the optimizer and the hooks refer to it.)
+# The buffer is not a copy: it becomes the storage of the parameters. Each `p.data` and each shard is a view of it, so
+# when an optimizer updates a shard, the model sees the change immediately. (`p` itself stays the same object, because
+# the model, the optimizer and the hooks refer to it.)
 #
-# The buckets are those of your answer in lab 02, in the order in which backward computes their
-# gradients.
+# The buckets are those of your answer in lab 02, in the order in which the backward pass computes their gradients.
 
 # %%
 assign_buckets = earlier("2.2")
@@ -219,7 +216,7 @@ predict("3.1", ..., "bytes of parameters in one rank's shards of these buckets, 
 # %% tags=["exercise-3.1"]
 @exercise("3.1")
 def partition(params: list[nn.Parameter], ranks: int) -> tuple[Tensor, list[Tensor]]:
-    """Move the parameters into one flat buffer, and cut the buffer into one equal shard per rank.
+    """Move the parameters into one flat buffer, and split the buffer into one equal shard per rank.
 
     Afterwards each `p.data` is a view of the buffer in the parameter's shape, with its old values,
     and no reference to the old memory remains.
@@ -274,7 +271,7 @@ predict("3.2", ..., "bytes of Adam's state on one rank, 2 ranks")
 def shard_optimizer(
     buckets: list[list[Tensor]], rank: int, optimizer_class: type[Optimizer], **defaults: Any
 ) -> Optimizer:
-    """An optimizer over this rank's shard of every bucket.
+    """Return an optimizer over this rank's shard of every bucket.
 
     Args:
         buckets: for each bucket, its N shards, which are views of a flat buffer, as `partition` returns them.
@@ -294,12 +291,11 @@ def shard_optimizer(
 #
 # *15 minutes, hard*
 #
-# To update its shard, a rank needs the mean gradient of only that shard. DDP's all-reduce would
-# deliver the whole gradient. An all-reduce is a reduce-scatter followed by an all-gather (lab 01),
-# and here the first half is enough.
+# To update its shard, a rank needs the mean gradient of only that shard. DDP's all-reduce would deliver the full
+# gradient. An all-reduce is a reduce-scatter followed by an all-gather (lab 01), and here the first half is enough.
 #
-# `reduce_bucket` only *starts* the reduction and returns a function that finishes it. This split
-# costs nothing here, and it lets ZeRO-2 compute during the transfer.
+# `reduce_bucket` only *starts* the reduction and returns a function that finishes it. Separating the two costs nothing
+# here, and it lets ZeRO-2 compute during the transfer.
 
 # %%
 predict("3.3", ..., "bytes one rank sends to reduce all gradients of a step, 2 ranks")
@@ -362,11 +358,11 @@ def update_and_gather(optimizer: Optimizer, flats: list[Tensor], group: comm.Gro
 
 
 # %% [markdown]
-# ### The pieces together: ZeRO-1
+# ### Putting it together: ZeRO-1
 #
-# Backward is unchanged and leaves the whole gradients for this rank's rows in `.grad`. `step` does
-# the rest: it reduces bucket by bucket, then updates, then gathers. All ranks start with equal
-# parameters because they share the seed; a real implementation broadcasts the parameters of rank 0.
+# The backward pass is unchanged and leaves the unsharded gradients for this rank's rows in `.grad`. `step` does the
+# rest: it reduces the gradients bucket by bucket, updates the shards, and gathers the parameters. All ranks start with
+# equal parameters because they share the seed; a real implementation broadcasts the parameters of rank 0.
 
 
 # %% tags=["shown"]
@@ -404,11 +400,10 @@ outcome("3.4", round(zero1[0]["sent"] / ddp[0]["sent"], 2), slips={"the paramete
 # (Values count as equal if they differ by at most 0.0001 of the largest value, because N ranks, or
 # different buckets, add the same gradients in a different order.)
 #
-# ### Measured: the state of a rank under ZeRO-1
+# ### Measured: the model state of a rank under ZeRO-1
 #
-# The prediction is `closed_form.zero1`: 4Ψ + 4Ψ + 8Ψ/N, including padding and step counts. The grey
-# bars show DDP. The grey line below a plot's title says whose answers the plot was made with, the
-# reference's or yours.
+# The prediction is `closed_form.zero1`: 4Ψ + 4Ψ + 8Ψ/N, including padding and step counts. The grey bars show DDP. The
+# grey line below the title of a plot states whether it was made with your answers or with the reference answers.
 
 
 # %%
@@ -417,7 +412,7 @@ def totals(books: dict[str, Any]) -> dict[str, int]:
 
 
 def at_rest(form: closed_form.Bytes) -> dict[str, int]:
-    """Model state at moments without activations, if gradients are freed in or after the step."""
+    """Return the model state at moments without activations, if gradients are freed in or after the step."""
     rest = form.parameters + form.optimizer
     return {"before": rest, "backward": rest + form.gradients}
 
@@ -439,19 +434,17 @@ plots.stages(
 # every `.grad` stays in memory until the end of the step, and each reduction in `step` needs memory
 # for a bucket as well.
 #
-# ## 3.5 Reduce in backward
+# ## 3.5 Reduce during the backward pass
 #
 # *15 minutes, hard*
 #
-# ZeRO-2 frees the gradients during backward. As soon as all gradients of a bucket have been
-# computed, the hook of the last one starts their reduction and frees them; the next bucket's
-# gradients reuse this memory.
+# ZeRO-2 frees the gradients during the backward pass. As soon as all gradients of a bucket have been computed, the hook
+# of the last one starts their reduction and frees them; the gradients of the next bucket reuse this memory.
 #
-# - Which gradient is the last? Autograd determines the order, not the list of parameters, so count
-#   the gradients.
-# - One reduction may be in flight while backward continues: finish it when the next bucket is full.
-#   All buckets share the list `in_flight` for this purpose; the training loop finishes the last
-#   reduction in this list.
+# - Which gradient is the last? The order is determined by autograd, not by the list of parameters, so count the
+#   gradients.
+# - One reduction may be in flight while the backward pass continues: finish it when the next bucket is full. All
+#   buckets share the list `in_flight` for this purpose; the training loop finishes the last reduction in this list.
 # - In the hook, finish the previous reduction (which frees its buffer), start the new one (which
 #   copies the gradients), and only then set the gradients to None.
 
@@ -470,8 +463,8 @@ def reduce_in_backward(
 ) -> list[RemovableHandle]:
     """Register hooks that reduce a bucket during backward, as soon as it is full, and free its gradients.
 
-    The hooks work for any number of backwards. Each backward uses all parameters of the bucket and
-    reduces the bucket once.
+    The hooks work for any number of backward passes. Each backward pass uses all parameters of the bucket and reduces
+    the bucket once.
 
     Args:
         params: the bucket's parameters.
@@ -483,13 +476,14 @@ def reduce_in_backward(
         group: the ranks.
 
     Returns:
-        The hooks' handles, one per parameter. After the hook of the last gradient, every `.grad` of the bucket is None.
+        The handles of the hooks, one per parameter. After the hook of the last gradient, every `.grad` of the bucket is
+        None.
     """
     ...
 
 
 # %% [markdown]
-# ### The pieces together: ZeRO-2
+# ### Putting it together: ZeRO-2
 
 
 # %% tags=["shown"]
@@ -535,20 +529,19 @@ plots.stages(
 # %% [markdown]
 # ### Measured: the peak of a step
 #
-# The peak during backward is higher than the memory after it. A reduction needs a bucket's `.grad`s
-# and their copy at the same time, in addition to the shards reduced so far. The copy is still in
-# transit while the next bucket is being filled. Let $n_b$ be the number of elements in bucket b,
-# $s_b$ the number in the shards of buckets 0 to b, and $r_b$ the number received during the
-# reduction of bucket b. Then gradients and buckets take at most the following number of bytes, plus
-# a little more:
+# Memory use during the backward pass peaks above its level afterwards. A reduction needs a bucket's `.grad`s and their
+# copy at the same time, in addition to the shards reduced so far. The copy is still in transit while the next bucket is
+# being filled. Let $n_b$ be the number of elements in bucket b, $s_b$ the number in the shards of buckets 0 to b, and
+# $r_b$ the number received during the reduction of bucket b. Then gradients and buckets take at most the following
+# number of bytes, plus a little more:
 #
 # $$4 \max_b\; \bigl(\max(n_b, n_{b+1}) + \mathrm{padded}(n_b) + r_b + s_b\bigr)$$
 #
-# On gloo, minifsdp receives the other ranks' parts of a bucket, $r_b = (N - 1) / N \;
-# \mathrm{padded}(n_b)$, and sums them itself; NCCL needs no such memory, so $r_b = 0$. The extra
-# bytes have this cause: a bucket may end inside a block, and backward does not compute a block's
-# gradients in the exact reverse order of its parameters. The two gradients of `norm2` come before
-# those of `qkv` and `out`, and wait in `.grad` until their bucket is full.
+# With gloo, minifsdp receives the contributions of the other ranks to a bucket, $r_b = (N - 1) / N \;
+# \mathrm{padded}(n_b)$, and sums them itself; NCCL needs no such memory, so $r_b = 0$. The extra bytes arise because a
+# bucket may end inside a block, and the backward pass does not compute a block's gradients in the exact reverse order
+# of its parameters. The two gradients of `norm2` come before those of `qkv` and `out`, and wait in `.grad` until their
+# bucket is full.
 
 
 # %%
@@ -578,16 +571,15 @@ plots.curve(
 )
 
 # %% [markdown]
-# The buckets are large compared with this small model, so they are visible in the plot. In a model
-# of several gigabytes, buckets of 25 MiB would not be noticeable. `minifsdp.zero.Zero2Optimizer`
-# copies each gradient into its bucket's buffer as soon as it has been computed, and so never holds
-# a bucket twice. This saves little here, because the optimizer still holds one bucket in flight and
-# one being filled.
+# The buckets are large compared with this small model, so they are visible in the plot. In a model of several
+# gigabytes, buckets of 25 MiB would not be noticeable. `minifsdp.zero.Zero2Optimizer` copies each gradient into the
+# buffer of its bucket as soon as it has been computed, and so never holds a bucket twice. This saves little here,
+# because the optimizer still holds one bucket in flight and one being filled.
 #
-# ### Measured: when the reductions travel
+# ### Measured: when the bytes are sent
 #
-# Backward can hide only the bytes that are sent while it is running. So first count: what fraction
-# of a step's bytes has left by the end of backward?
+# The backward pass can hide only the bytes that are sent while it is running. So first count: what fraction of a step's
+# bytes has been sent by the end of the backward pass?
 
 # %%
 rung_names = ("DDP", "ZeRO-1", "ZeRO-2")
@@ -600,17 +592,16 @@ for name, part in early.items():
 assert [round(part, 3) for part in early.values()] == [1, 0, 0.5]
 
 # %% [markdown]
-# ZeRO-1, as written here, sends everything in `step`. ZeRO-2 can hide half as much as DDP: its
-# reductions leave during backward, but its gathers leave after the update, with no compute to hide
-# behind. The next cell measures how much is actually hidden. The link is emulated: in every rung, a
-# message takes at least 1 ms plus the time for its bytes at 100 MB/s, and longer if the other rank
-# issues it late. The batch is larger than above, so that there is enough compute to hide the
-# messages behind.
+# ZeRO-1, as written here, sends everything in `step`. ZeRO-2 can hide half as much as DDP: its reductions are sent
+# during the backward pass, but its gathers are sent after the update, with no compute to hide behind. The next cell
+# measures how much is actually hidden. The link is emulated: in every rung, a message takes at least 1 ms plus the time
+# for its bytes at 100 MB/s, and longer if the other rank issues it late. The batch is larger than above, so that there
+# is enough compute to hide the messages behind.
 
 
 # %%
 def traced() -> dict[str, list[Span]]:
-    """The spans of each rung's step on this rank, the fastest of five; the rungs take turns."""
+    """Return the spans of each rung's step on this rank, the fastest of five; the rungs take turns."""
     group, where = comm.world(), rank_device()
     let_communication_go_first()
     torch.manual_seed(group.rank())
@@ -648,23 +639,23 @@ plots.timeline(
 )
 
 # %% [markdown]
-# DDP and ZeRO-2 do not reach their limits, because the last bucket leaves with the last gradient.
-# ZeRO-1 hides nothing, because it reduces in `step`. The result also depends on both ranks: if the
-# other rank lags, a message takes longer, and part of this time is a wait that no compute hides. So
-# on a busy machine, DDP's share may fall below ZeRO-2's, although the byte counts above do not
-# change. (On a slower link, ZeRO-2 would also wait, because it allows only one reduction in flight;
-# DDP can queue its reductions because it holds all gradients anyway.) The gathers could be hidden
-# in the next forward, layer by layer, and this is what FSDP does (labs 05 and 06).
+# DDP and ZeRO-2 do not reach their limits, because the last bucket is sent only when the last gradient is complete.
+# ZeRO-1 hides nothing, because it reduces in `step`. The result also depends on both ranks: if the other rank lags, a
+# message takes longer, and part of this time is a wait that no compute hides. So on a busy machine, the fraction that
+# DDP hides may fall below that of ZeRO-2, although the byte counts above do not change. (On a slower link, ZeRO-2 would
+# also wait, because it allows only one reduction in flight; DDP can queue its reductions because it holds all gradients
+# anyway.) The gathers could be hidden in the next forward pass, layer by layer, and this is what FSDP does (labs 05 and
+# 06).
 #
 # ### The price of ZeRO-2
 #
-# ZeRO-2 frees the gradients in backward, so they cannot wait for the next micro-batch, and it must
-# reduce them every time. ZeRO-1 accumulates gradients in `.grad` and reduces them once per step.
+# ZeRO-2 frees the gradients in the backward pass, so they cannot accumulate until the next micro-batch, and must be
+# reduced every time. ZeRO-1 accumulates gradients in `.grad` and reduces them once per step.
 
 
 # %%
 def accumulate_four(batches: list[tuple[Tensor, Tensor]]) -> dict[str, tuple[int, int]]:
-    """Reduce-scatters in a step of four micro-batches, and bytes of gradients at its end."""
+    """Return the reduce-scatters in a step of four micro-batches, and the bytes of gradients at its end."""
     group, where, seen = comm.world(), rank_device(), {}
     for kind in (Zero1, Zero2):
         with Ledger() as ledger:
@@ -687,11 +678,10 @@ for name, (messages, gradients) in launch(accumulate_four, 2, BATCHES)[0].items(
 # %% [markdown]
 # ## Measured: what each stage holds and sends
 #
-# The table shows the model state of a rank after backward and the bytes that it sends per step with
-# the ring algorithm, for N = 2. Below each measurement are the closed form and the paper's value,
-# which your `zero_stages` from lab 00 computes without padding and step counts. Stage 3 shards the
-# parameters too. Lab 05 builds it; here it is `minifsdp.FullyShardedDataParallel` with one unit per
-# block.
+# The table shows the model state of a rank after the backward pass and the bytes that it sends per step with the ring
+# algorithm, for N = 2. Below each measurement are the closed form and the value from the ZeRO paper, which your
+# `zero_stages` from lab 00 computes without padding and step counts. Stage 3 shards the parameters too. Lab 05 builds
+# it; here it is `minifsdp.FullyShardedDataParallel` with one unit per block.
 #
 # The expected traffic (section 7 of the paper), in multiples of (N - 1) / N · 4Ψ bytes per rank:
 #
@@ -699,7 +689,7 @@ for name, (messages, gradients) in launch(accumulate_four, 2, BATCHES)[0].items(
 # |---|---|---|---|---|
 # | DDP | 1 | 1, of gradients | 2 | 1 |
 # | stages 1 and 2 | 1 | 1, of updated parameters | 2 | 1 |
-# | stage 3 | 1 | 2, of parameters, for forward and for backward | 3 | 1.5 |
+# | stage 3 | 1 | 2, of parameters, for the forward and for the backward pass | 3 | 1.5 |
 
 
 # %% tags=["C8"]
@@ -719,7 +709,7 @@ blocks = [[p.numel() for p in block.parameters()] for block in GPT(**SIZES).bloc
 root = PSI - sum(map(sum, blocks))
 units = sum(two.padded(sum(block)) for block in blocks)  # bytes, padded
 stage3 = launch(measure, 2, Stage3, BATCHES)
-rungs = {  # measured; expected to be held; expected to be sent, by the whole ring
+rungs = {  # measured; expected bytes held; expected bytes sent, before the factor (N - 1) / N
     "DDP": (ddp[0], closed_form.ddp(numels, two), 2 * 4 * PSI),
     "ZeRO-1": (zero1[0], expected1, 2 * sum(two.padded(n) for n in elements)),
     "ZeRO-2": (zero2[0], expected2, 2 * sum(two.padded(n) for n in elements)),
@@ -740,9 +730,8 @@ for name, (books, form, sent) in rungs.items():
     assert books["sent"] == sent
 
 # %% [markdown]
-# Stages 1 and 2 send as much as DDP, apart from a few bytes of padding. Stage 3 stays below 1.5
-# because the root unit, which contains the embedding and the head, is gathered only once and kept
-# until backward ends.
+# Stages 1 and 2 send as much as DDP, apart from a few bytes of padding. Stage 3 stays below 1.5 because the root unit,
+# which contains the embedding and the head, is gathered only once and kept until the backward pass ends.
 
 
 # %% tags=["C8"]
@@ -784,17 +773,16 @@ plots.lines(
 # %% [markdown]
 # ## Compared with torch and with minifsdp
 #
-# `torch.distributed.optim.ZeroRedundancyOptimizer` is stage 1, with two differences. First, it
-# assigns whole parameters to ranks, the largest first, each to the rank that has the fewest
-# elements so far. So it needs no flat buffer and no padding, but the ranks are balanced only as
-# well as the sizes allow. Second, it leaves the all-reduce of the gradients to DDP, and then
-# broadcasts every parameter from its owner. In the units of the table above, it sends 3 instead of
-# 2, because the parameters are sent in addition to a whole all-reduce.
+# `torch.distributed.optim.ZeroRedundancyOptimizer` is stage 1, with two differences. First, it assigns entire
+# parameters to ranks, the largest first, each to the rank that has the fewest elements so far. So it needs no flat
+# buffer and no padding, but the ranks are balanced only as well as the parameter sizes allow. Second, it leaves the
+# all-reduce of the gradients to DDP, and then broadcasts every parameter from its owner. In the units of the table
+# above, it sends 3 instead of 2, because the parameters are sent in addition to a complete all-reduce.
 
 
 # %%
 def with_torch(batches: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # here, because it imports half of torch
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # imported late, because it imports half of torch
 
     where, group = rank_device(), comm.world()
     torch.manual_seed(0)
@@ -816,7 +804,7 @@ def with_torch(batches: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
 
 
 def large_vocabulary(sharded: type[Optimizer]) -> int:
-    """Bytes of state for a model that consists mostly of two parameters, embedding and head."""
+    """Return the bytes of state for a model that consists mostly of two parameters, embedding and head."""
     model = GPT(vocabulary=4000, width=105, layers=2).to(rank_device())
     optimizer = sharded(model.parameters(), optimizer_class=Adam, **ADAM)
     for p in model.parameters():
@@ -844,7 +832,7 @@ for name, sizes in (("this model", numels), ("4,000 tokens", wide)):
 # Every rank needs a device large enough for the fullest rank. A model of equal blocks is well
 # balanced; a model with one large embedding is not.
 #
-# `minifsdp.zero` cuts the same buckets in the same way as you did:
+# `minifsdp.zero` shards the same buckets in the same way as you did:
 
 
 # %%
@@ -879,9 +867,9 @@ for name, shipped, mine in zip(
 # %% [markdown]
 # ### "ZeRO-1 is a kind of tensor parallelism"
 #
-# This sentence is wrong. Tensor parallelism splits the computation: a rank multiplies by its part
-# of a weight. ZeRO splits the state. Every rank runs the whole model on its own rows, even in stage
-# 3, and a shard does not even have the shape of a matrix.
+# This sentence is wrong. Tensor parallelism splits the computation: a rank multiplies by its shard of a weight. ZeRO
+# splits the state. Every rank runs the full model on its own rows, even in stage 3, and a ZeRO shard does not even have
+# the shape of a matrix.
 
 
 # %%
@@ -903,8 +891,8 @@ for rank, text in enumerate(launch(shapes, 2, BATCHES[0])):
 #
 # ### The optimizer sees the parameters, not the shards
 #
-# A script for one device creates `Adam(model.parameters())`. Here we keep this line, and the rest
-# is ZeRO-1 as above. Will there be an error?
+# A script for one device creates `Adam(model.parameters())`. Here we keep this line, and otherwise use ZeRO-1 as above.
+# Will there be an error?
 
 
 # %%
@@ -929,17 +917,16 @@ print(f"bytes of optimizer state: {broken[0]['at']['step']['optimizer']:,}, with
 print(f"{zero1[0]['at']['step']['optimizer']:,}")
 
 # %% [markdown]
-# There is no error. Adam uses the `.grad`s of the whole parameters, which come from this rank's
-# rows alone, and never looks at the reduced gradients. Each rank updates all elements with its own
-# gradient, and the gather then overwrites all elements outside its shard. So the ranks even agree
-# with each other, but part r of the model is trained on rank r's rows alone. The loss curve does
-# not reveal the fault. Two numbers do: the state has not shrunk, and the result differs from that
-# of one process.
+# There is no error. Adam uses the `.grad`s of the full parameters, which come from this rank's rows alone, and never
+# looks at the reduced gradients. Each rank updates all elements with its own gradient, and the gather then overwrites
+# all elements outside its shard. So the ranks even agree with each other, but shard r of the model is trained on rank
+# r's rows alone. The loss curve does not reveal the fault. Two numbers do: the size of the optimizer state, which has
+# not shrunk, and the result, which differs from that of a single process.
 #
 # ### Clipping by a local norm
 #
-# After a ZeRO-2 backward, a rank has only the gradients of its shards, so `clip_grad_norm_`
-# computes the norm of these alone.
+# After a ZeRO-2 backward pass, a rank has only the gradients of its shards, so `clip_grad_norm_` computes the norm of
+# these alone.
 
 
 # %%
@@ -954,7 +941,7 @@ def norms(batch: tuple[Tensor, Tensor]) -> tuple[float, float]:
     total = local.square()
     comm.all_reduce(total, group).wait()
     total = total.sqrt()
-    clip_grads_with_norm_(trainer.shards, 0.5, total)  # right; clip_grad_norm_(trainer.shards, 0.5) uses the local one
+    clip_grads_with_norm_(trainer.shards, 0.5, total)  # clip_grad_norm_(trainer.shards, 0.5) would use the local norm
     return float(local), float(total)
 
 
@@ -965,10 +952,10 @@ for rank, (local, total) in enumerate(launch(norms, 2, BATCHES[0])):
 print(f"one process: {one_process:.3f}, scales by {min(1, 0.5 / one_process):.3f}")
 
 # %% [markdown]
-# With the local norm, every rank scales its part of the model by a different factor, so clipping
-# changes the direction of the gradient, and the change is different for every N. The total norm is
-# the root of the squares summed over all ranks, which takes one all-reduce of one number. (In
-# ZeRO-1, the trap is one step earlier: every `.grad` is whole, but not yet averaged.)
+# With the local norm, every rank scales its shards of the gradient by a different factor, so clipping changes the
+# direction of the gradient, and the change is different for every N. The total norm is the square root of the squares
+# summed over all ranks, which takes one all-reduce of one number. (In ZeRO-1, the trap comes one step earlier: every
+# `.grad` is unsharded, but not yet averaged.)
 #
 # ### A checkpoint of one rank's shard
 #
@@ -993,7 +980,7 @@ def resume_from_rank_0(batches: list[tuple[Tensor, Tensor]]) -> tuple[float, lis
     second.model.load_state_dict(first.model.state_dict())
     checkpoint = [deepcopy(first.optimizer.state_dict()) if group.rank() == 0 else None]
     dist.broadcast_object_list(checkpoint, src=0)
-    second.optimizer.load_state_dict(checkpoint[0])  # no complaint: the shapes fit
+    second.optimizer.load_state_dict(checkpoint[0])  # raises no error, because the shapes match
     for trainer in (first, second):
         train(trainer, batches[2])
     off = max(far(a.detach(), b.detach()) for a, b in zip(second.shards, first.shards, strict=True))
@@ -1004,37 +991,34 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
     print(f"rank {rank}: its shards as without the interruption: {off == 0}; exp_avg of bucket 0 is {shape}")
 
 # %% [markdown]
-# Rank 1 continues with the moments of other elements, and there is no error. With another N,
-# loading would at least fail, because the shapes would not match. Together the shards make up the
-# optimizer's state, so saving it is a collective operation: either every rank saves its own shard
-# and records N, or the shards are gathered and cut into the parameters' shapes, as in
-# `Zero1Optimizer.state_dict`. A gathered checkpoint can be loaded by any number of ranks, and also
-# by a plain Adam.
+# Rank 1 continues with the moments of other elements, and there is no error. With another N, loading would at least
+# fail, because the shapes would not match. Together, the shards make up the optimizer state, so saving it is a
+# collective operation: either every rank saves its own shard and records N, or the shards are gathered and split into
+# tensors with the shapes of the parameters, as in `Zero1Optimizer.state_dict`. A gathered checkpoint can be loaded by
+# any number of ranks, and also by a plain Adam.
 #
 # ## What is still missing
 #
-# Every rank holds the whole parameters, 4Ψ bytes, before, during and after the step. No number of
-# ranks changes this (it is the floor of the plot above), so ZeRO-2 cannot train a model whose
-# parameters alone do not fit. If the parameters are sharded too, the ranks must gather each layer's
-# parameters before the layer computes, and free them afterwards. Lab 04 builds the unit of
-# gathering, the flat parameter; lab 05 gathers and frees it.
+# Every rank holds all parameters unsharded, 4Ψ bytes, before, during and after the step. No number of ranks changes
+# this (it is the floor of the plot above), so ZeRO-2 cannot train a model whose parameters alone do not fit. If the
+# parameters are sharded too, the ranks must gather each layer's parameters before the layer computes, and free them
+# afterwards. Lab 04 builds the unit of gathering, the flat parameter; lab 05 gathers and frees it.
 #
-# This lab leaves out some cases that `minifsdp/zero` covers: parameters that a backward does not
-# use (their bucket never fills), several parameter groups, starting from rank 0's values, and state
-# that can be loaded for any N.
+# This lab leaves out some cases that `minifsdp/zero` covers: parameters that a backward pass does not use (their bucket
+# never fills), several parameter groups, starting from the values of rank 0, and optimizer state that can be loaded for
+# any N.
 #
 # ## What to remember
 #
 # 1. With DDP, all ranks compute the same update. With ZeRO-1, each rank computes 1 / N of it, so
 #    Adam's 8Ψ bytes become 8Ψ/N.
-# 2. ZeRO-2 also keeps only 1 / N of the gradients, and must therefore reduce them during backward,
-#    in every micro-batch.
+# 2. ZeRO-2 also keeps only 1 / N of the gradients, and must therefore reduce them during the backward pass of every
+#    micro-batch.
 # 3. Both send as much as DDP: they split its all-reduce into two halves and put the update between
 #    them.
-# 4. A shard is a piece of a padded flat buffer, cut without regard to parameter boundaries; the
-#    buffer is the parameters' storage.
-# 5. The norm of all gradients and a checkpoint of the whole state now need communication between
-#    all ranks.
+# 4. A shard is a slice of a padded flat buffer, taken without regard to parameter boundaries; the buffer is the storage
+#    of the parameters.
+# 5. The norm of all gradients and a checkpoint of the full optimizer state now need communication between all ranks.
 #
 # ## Questions
 #
@@ -1042,8 +1026,8 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 #
 # <details><summary>Answer</summary>
 #
-# Adam, SGD and most other optimizers treat each element individually, so any cut gives the same
-# result. LayerNorm needs all elements of a row. An optimizer over whole matrices, such as Muon or
+# Adam, SGD and most other optimizers treat each element individually, so any way of splitting the elements gives the
+# same result. LayerNorm needs all elements of a row. An optimizer that works on entire matrices, such as Muon or
 # Shampoo, cannot work on arbitrary shards either.
 # </details>
 #
@@ -1060,9 +1044,9 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 #
 # <details><summary>Answer</summary>
 #
-# Yes: bucket b can be gathered as soon as its shard has been updated, while the next shards are
-# being updated. The gathers could even continue during the next forward, if each layer waits for
-# its own gather. Only the update and the gather of the same bucket must not overlap.
+# Yes, it could: bucket b can be gathered as soon as its shard has been updated, while the next shards are being
+# updated. The gathers could even continue during the next forward pass, if each layer waits for its own gather. Only
+# the update and the gather of the same bucket must not overlap.
 # </details>
 #
 # **4. With accumulation over 8 micro-batches, how much does ZeRO-2 send compared with ZeRO-1?**
@@ -1074,21 +1058,22 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 # is combined with stage 1.
 # </details>
 #
-# **5. Why does the embedding's bucket come last, and what would happen if backward computed its
-# gradient first?**
+# **5. Why does the bucket with the embedding come last, and what would happen if the backward pass computed the
+# embedding's gradient first?**
 #
 # <details><summary>Answer</summary>
 #
-# Buckets fill in the reverse order of the parameters, which is roughly the order in which backward
-# computes their gradients. A gradient that is computed early waits in `.grad` until its bucket is
-# full. The values stay right, but the peak rises.
+# Buckets fill in the reverse order of the parameters, which is roughly the order in which the backward pass computes
+# their gradients. A gradient that is computed early waits in `.grad` until its bucket is full. The values stay right,
+# but the peak rises.
 # </details>
 #
 # ## Further reading
 #
 # - Rajbhandari, Rasley, Ruwase, He: *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, arXiv
 #   1910.02054. Section 3 (what the memory is for), 5.1 and 5.2 (the two stages of this lab), 7 (communication).
-# - `torch/distributed/optim/zero_redundancy_optimizer.py`: stage 1 by whole parameters; `_partition_parameters`.
+# - `torch/distributed/optim/zero_redundancy_optimizer.py`: stage 1, which assigns entire parameters to ranks;
+#   `_partition_parameters`.
 # - `deepspeed/runtime/zero/stage_1_and_2.py` in DeepSpeed: the same two stages with CUDA streams,
 #   offload and overlapping buckets.
 # - `minifsdp/zero/stage1.py`, `stage2.py` and `partition.py`: this lab, including the cases that

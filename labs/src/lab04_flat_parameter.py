@@ -10,11 +10,11 @@
 # %% [markdown]
 # # Lab 04: the flat parameter
 #
-# **Afterwards you can** derive on paper, from a list of parameters, the shards of N ranks: the
-# amount and the position of the padding, the ranks that hold a given bias, and the memory cost of
-# building a unit's flat parameter. You will also be able to read torch's `FlatParamHandle`.
+# **Afterwards you can** work out on paper, from a list of parameters, the shards of N ranks: the amount and the
+# position of the padding, the ranks that hold a given bias, and the memory cost of building a unit's flat parameter.
+# You will also be able to read torch's `FlatParamHandle`.
 #
-# ![The parameters of one unit, laid end to end in a flat buffer that is cut into sixteen
+# ![The parameters of one unit, laid end to end in a flat buffer that is split into sixteen
 # shards](../slides/figures/fsdp-offsets.svg)
 #
 # *From [lecture 3, Flat parameters and FSDP](../slides/fsdp.md), which comes before this lab.*
@@ -42,7 +42,7 @@ from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop import exercise, outcome, predict
 
-WIDTHS = [6, 10, 9, 12, 11, 8, 5]  # of the activations between the six layers
+WIDTHS = [6, 10, 9, 12, 11, 8, 5]  # widths of the activations before, between and after the six layers
 
 
 def six_layers(widths: list[int]) -> nn.Sequential:
@@ -54,18 +54,18 @@ def six_layers(widths: list[int]) -> nn.Sequential:
 
 
 # %% [markdown]
-# ## The question: what should travel?
+# ## The question: what should be sent?
 #
-# With ZeRO-2, every rank still holds all parameters, Ψ elements. The next rung shards the
-# parameters too, and this changes the traffic: before a layer computes, its parameters must be
-# gathered from all ranks. A layer has a weight and a bias, a model has hundreds of each, and in
-# general none of their sizes is divisible by N. So which messages should carry them?
+# With ZeRO-2, every rank still holds all parameters, Ψ elements. The next rung shards the parameters too, and this
+# changes the traffic: before a layer computes, its parameters must be gathered from all ranks. A layer has a weight and
+# a bias, a model has hundreds of each, and in general none of their sizes is divisible by N. So which collectives
+# should gather them?
 #
 # - one gather **per parameter**, or one gather for many parameters?
-# - **uneven** shards, of which the last is shorter, or even shards with padding?
+# - **uneven** shards, of which the last is shorter, or **even** shards with padding?
 #
-# The model here consists of six linear layers and has 12 parameters. First count the messages, then
-# measure their time.
+# The model here consists of six linear layers and has 12 parameters. First count the messages, then measure how long
+# they take.
 
 # %%
 predict(
@@ -75,7 +75,7 @@ predict(
 
 # %%
 def gather_three_ways(widths: list[int]) -> dict[str, tuple[int, int]]:
-    """For each way, the number of messages and the bytes that this rank sends."""
+    """Return, for each way, the number of messages and the bytes that this rank sends."""
     group, where = comm.world(), rank_device()
     ranks = group.size()
     sizes = [p.numel() for p in six_layers(widths).parameters()]
@@ -116,7 +116,7 @@ WIDE = [60, 100, 90, 120, 110, 80, 50]
 
 
 def gather_uneven() -> str:
-    """The backend's response to a shorter shard on the last rank."""
+    """Return the backend's response to a shorter shard on the last rank."""
     group = comm.world()
     ranks, rank, where = group.size(), group.rank(), rank_device()
     lengths = [4] * (ranks - 1) + [3]
@@ -141,17 +141,17 @@ assert counted["even shards, all in one"][1] == padded * 3 // 4
 print(f"expected: 48, 12, 1 messages; one all-gather of {padded:,} bytes sends 3/4 of them: {padded * 3 // 4:,}")
 
 # %% [markdown]
-# Even shards of all parameters together need one message and the fewest bytes. (The byte counts are
-# nominal and assume the ring algorithm: in a broadcast, a rank passes on the whole message; in an
-# all-gather, it passes on (N-1)/N of it.)
+# Even shards of all parameters together need one message and the fewest bytes. (The byte counts are nominal and assume
+# the ring algorithm: in a broadcast, a rank passes on the entire message; in an all-gather, it passes on (N-1)/N of
+# it.)
 
 # %% [markdown]
 # ### Measured: the same bytes in fewer messages
 #
-# On a link, every message costs a latency and every byte costs a certain time. The processes here
-# run on one machine, so an emulated link carries the messages, with a latency of 2 ms and a
-# bandwidth of 50 MB/s. It carries the same 512 KiB in 1, 4, 16 and 64 all-gathers. This is the
-# experiment of figure 2(b) of the FSDP paper, scaled down to a laptop.
+# On a link, every message costs the latency, and every byte costs a fixed amount of time. The processes here run on one
+# machine, so an emulated link carries the messages, with a latency of 2 ms and a bandwidth of 50 MB/s. It carries the
+# same 512 KiB in 1, 4, 16 and 64 all-gathers. This is the experiment of figure 2(b) of the FSDP paper, scaled down to a
+# laptop.
 
 # %% tags=["C6", "nbval-ignore-output"]
 from minifsdp.course import plots
@@ -160,7 +160,7 @@ from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_fir
 
 
 def gather_in_pieces(link: EmulatedLink, numel: int, counts: list[int]) -> list[float]:
-    """Milliseconds to gather `numel` elements, for each number of messages; the best of three."""
+    """Return the milliseconds to gather `numel` elements, for each number of messages; the best of three."""
     group, where = comm.world(), rank_device()
     full = torch.empty(numel, device=where)
 
@@ -180,7 +180,7 @@ def gather_in_pieces(link: EmulatedLink, numel: int, counts: list[int]) -> list[
 
 counts, numel, latency, bandwidth = [1, 4, 16, 64], 2**17, 2e-3, 50e6
 measured = launch(gather_in_pieces, 2, EmulatedLink(latency, bandwidth), numel, counts, timeout=30)[0]
-wire = 4 * numel / 2  # with 2 ranks, a rank sends half of it
+wire = 4 * numel / 2  # with 2 ranks, a rank sends half of the bytes
 model = [(count * latency + wire / bandwidth) * 1e3 for count in counts]
 assert all(got > 0.95 * wanted for got, wanted in zip(measured, model, strict=True))
 assert measured[-1] > 2 * measured[0]
@@ -197,9 +197,8 @@ plots.lines(
 )
 
 # %% [markdown]
-# The next cell traces a gather of all six layers and the forward that follows it. (Above, the
-# "uneven" gather sent each parameter separately, in 48 broadcasts; here it sends one buffer in 4
-# broadcasts.)
+# The next cell traces a gather of all six layers and the forward pass that follows it. (Above, the "uneven" gather sent
+# each parameter separately, in 48 broadcasts; here it sends one buffer in 4 broadcasts.)
 
 # %% tags=["nbval-ignore-output"]
 from torch.profiler import record_function
@@ -209,7 +208,7 @@ from minifsdp.course.watch.trace import record_trace
 
 
 def trace_gathers(link: EmulatedLink, widths: list[int]) -> dict[str, tuple[list, float]]:
-    """For each way: the spans of a gather and the forward after it, and the link's own seconds."""
+    """Return, for each way, the spans of a gather and the forward pass after it, and the link's own seconds."""
     let_communication_go_first()
     group, where = comm.world(), rank_device()
     model = six_layers(widths).to(where)
@@ -251,7 +250,7 @@ def trace_gathers(link: EmulatedLink, widths: list[int]) -> dict[str, tuple[list
 
 
 def travelling(spans: list) -> float:
-    """Seconds from the first message's start to the last one's end."""
+    """Return the seconds from the start of the first message to the end of the last."""
     messages = [span for span in spans if span.lane == "communication"]
     return max(span.end for span in messages) - min(span.start for span in messages)
 
@@ -273,25 +272,24 @@ plots.timeline(
 )
 
 # %% [markdown]
-# The answer is **many parameters in one buffer, cut evenly.** This buffer is the flat parameter.
-# Building it takes four steps: flatten, concatenate, pad, chunk. You write these steps in the rest
-# of the lab.
+# The answer is **many parameters in one buffer, split evenly.** This buffer is the flat parameter. Building it takes
+# four steps: flatten, concatenate, pad, chunk. You write these steps in the rest of the lab.
 
 # %% [markdown]
 # ## 4.1 Pad and chunk
 #
 # *5 minutes, easy*
 #
-# Start with the last two of the four steps. Pad a flat tensor until its size is divisible by N, and
-# cut it into N equal shards. The last ranks hold the padding.
+# Start with the last two of the four steps. Pad a flat tensor until its size is divisible by N, and split it into N
+# equal shards. The last ranks hold the padding.
 #
 # - Add as few zeros as possible for any number of elements, and none if this number is divisible by
 #   N.
-# - Overwrite the old contents of the memory with zeros, because the padding is reduced, squared for
-#   gradient norms and updated by the optimizer like all other elements.
+# - Overwrite the old contents of the padding's memory with zeros, because the padding is reduced, squared for gradient
+#   norms and updated by the optimizer like all other elements.
 # - `chunk` returns views. All shards are views of one buffer, and `flat` stays unchanged.
 #
-# The FSDP paper's own example (section 3.2.1) is a 4 x 3 linear layer on 16 GPUs.
+# The example in the FSDP paper (section 3.2.1) is a 4 x 3 linear layer on 16 GPUs.
 
 # %%
 predict("4.1", ..., "elements of padding for the weight and bias of nn.Linear(4, 3) over 16 ranks")
@@ -300,7 +298,7 @@ predict("4.1", ..., "elements of padding for the weight and bias of nn.Linear(4,
 # %% tags=["exercise-4.1"]
 @exercise("4.1")
 def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
-    """Cut a flat tensor into one equal shard per rank, in order, with zeros at the end.
+    """Split a flat tensor into one equal shard per rank, in order, with zeros at the end.
 
     Args:
         flat: [numel], of any dtype; not changed.
@@ -315,8 +313,8 @@ def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
 # %% [markdown]
 # ### Measured: padding is at most N - 1 elements
 #
-# Below, the elements of the weight are marked 1 and those of the bias 2. Your function cuts the
-# marked tensor, and the drawing shows the positions of the marks.
+# Below, the elements of the weight are marked 1 and those of the bias 2. Your function splits the marked tensor, and
+# the drawing shows the positions of the marks.
 
 # %% tags=["C10"]
 sizes = {"weight": 12, "bias": 3}
@@ -325,7 +323,7 @@ shards = pad_and_chunk(marks, 16)
 
 
 def marked(shards: list[Tensor], mark: int) -> list[tuple[int, int]]:
-    """For each shard, the interval of the elements with a mark."""
+    """Return, for each shard, the interval of the elements with a given mark."""
     places = [(shard == mark).nonzero().flatten().tolist() for shard in shards]
     return [(place[0], place[-1] + 1) if place else (0, 0) for place in places]
 
@@ -349,16 +347,15 @@ assert drawn.data["padding"] == [15, 16]
 drawn
 
 # %% [markdown]
-# No rank has the whole weight, and a rank need not know whether its element belongs to the weight
-# or to the bias. Sharding ignores parameter boundaries. It is not tensor parallelism: no layer ever
-# computes with a shard.
+# No rank has the complete weight, and a rank does not need to know whether its element belongs to the weight or to the
+# bias. Sharding ignores parameter boundaries. It is not tensor parallelism: no layer ever computes with a shard.
 
 # %% [markdown]
 # ### Break it: garbage in the padding
 #
-# `torch.empty` often returns zeros, so uninitialized padding may work for weeks. If deterministic
-# algorithms are enabled, torch fills such memory with nan. The cell pads a gradient of ones in both
-# ways and computes its norm from the shards; clipping divides by this norm:
+# `torch.empty` often returns zeros, so uninitialized padding may work for weeks. If deterministic algorithms are
+# enabled, torch fills such memory with NaN. The cell pads a gradient of ones in both ways and computes its norm from
+# the shards; clipping divides by this norm:
 
 
 # %%
@@ -381,8 +378,7 @@ torch.use_deterministic_algorithms(False)
 assert abs(norms["pad_and_chunk"] - 15**0.5) < 1e-6, "the padding is not zero"
 
 # %% [markdown]
-# One nan on the last rank is enough: after clipping and a step, every parameter on every rank is
-# nan.
+# One NaN on the last rank is enough: after clipping and a step, every parameter on every rank is NaN.
 
 # %% [markdown]
 # ## 4.2 Parameters as views
@@ -449,7 +445,7 @@ STAGES = ["built", "flattening, peak", "flattened", "sharding, peak", "sharded"]
 
 
 def flatten_and_shard(widths: list[int]) -> dict[str, dict[str, int]]:
-    """This rank's bytes by tag, for each stage."""
+    """Return this rank's bytes by tag, for each stage."""
     group, found = comm.world(), []
     with Ledger() as ledger:
         model = six_layers(widths).to(rank_device())
@@ -499,16 +495,16 @@ for stage, kinds in zip(STAGES, KINDS, strict=True):
     assert bytes_held == predicted[stage], f"{stage}: a rank should hold {kinds}, and nothing else"
 
 # %% [markdown]
-# The buffer and the original parameters exist at the same time, so a rank needs the memory for both
-# once, while it builds the buffer. If the whole model is one unit, the peak is 2Ψ, which is more
-# than the model needed before sharding. The units in 4.5 reduce this peak.
+# The buffer and the original parameters exist at the same time, so a rank needs the memory for both once, while it
+# builds the buffer. If the entire model is one unit, the peak is 2Ψ elements, which is more than the model needed
+# before sharding. The units in 4.5 reduce this peak.
 
 # %% [markdown]
 # ### Break it: replace `.data` behind the buffer's back
 #
-# Views work until something replaces them. An in-place change goes through the view into the
-# buffer. But setting `p.data` detaches the parameter from the buffer, and some calls do this
-# silently: `model.double()`, `.half()`, `.to(device)`, `vector_to_parameters`.
+# Views work until something replaces them. An in-place change to the view also changes the buffer. But setting `p.data`
+# detaches the parameter from the buffer, and some calls do this silently: `model.double()`, `.half()`, `.to(device)`,
+# `vector_to_parameters`.
 
 
 # %%
@@ -533,21 +529,20 @@ unchanged = torch.equal(model(data), before)
 print(f"buffer set to zero, as an optimizer or a gather writes to it: the output is as before: {unchanged}")
 
 # %% [markdown]
-# There is no error. The ranks still gather, reduce and update the buffer, but the model computes
-# with other memory. This is why FSDP moves modules to their device *before* it flattens them
-# (`device_id`) and does the casts for mixed precision itself, and why torch, with
-# `use_orig_params=True`, compares data pointers before each use (`_writeback_orig_params` in
-# `_flat_param.py`).
+# There is no error. The ranks still gather, reduce and update the buffer, but the model computes with other memory.
+# This is why FSDP moves modules to their device *before* it flattens them (`device_id`) and performs the casts for
+# mixed precision itself, and why torch, with `use_orig_params=True`, compares data pointers before each use
+# (`_writeback_orig_params` in `_flat_param.py`).
 
 # %% [markdown]
 # ## 4.3 Bounds of a parameter in a shard
 #
 # *8 minutes, medium*
 #
-# Collectives need not know which parameter an element belongs to. Other code must know it: a
-# checkpoint by names, a norm per parameter, or weight decay for weights but not for biases. On
-# every rank, such code needs the elements of the *rank's own* shard that belong to parameter i. The
-# shard may hold none of the parameter, a part of it, or all of it.
+# Collectives do not need to know which parameter an element belongs to. Other code does: a checkpoint by parameter
+# name, a norm per parameter, or weight decay for weights but not for biases. On every rank, such code needs the
+# elements of the *rank's own* shard that belong to parameter i. The shard may hold none of the parameter, some of it,
+# or all of it.
 #
 # The unit in this section holds layers 0 and 3. Their parameters have 60, 10, 132 and 11 elements,
 # 213 in total, and are sharded over 16 ranks.
@@ -559,7 +554,7 @@ predict("4.3", ..., "of the 16 ranks, how many hold elements of the last bias, t
 # %% tags=["exercise-4.3"]
 @exercise("4.3")
 def shard_bounds(sizes: list[int], index: int, rank: int, ranks: int) -> tuple[int, int]:
-    """The elements `[low, high)` of a rank's shard that belong to a parameter.
+    """Return the elements `[low, high)` of a rank's shard that belong to a parameter.
 
     Args:
         sizes: the number of elements of each parameter in the flat parameter, in order, without padding.
@@ -599,22 +594,21 @@ assert drawn.data["offsets"] == {
     "layer3.bias": [202, 213],
 }
 assert drawn.data["padding"] == [213, 16 * length]
-for name, (start, end) in drawn.data["offsets"].items():  # the drawn pieces make up the parameter
+for name, (start, end) in drawn.data["offsets"].items():  # the drawn intervals make up the parameter
     pieces = [rank * length + at for rank, (low, high) in enumerate(bounds[name]) for at in range(low, high)]
     assert pieces == list(range(start, end)), f"the pieces of {name}, put together, are not {name}"
 drawn
 
 # %% [markdown]
-# Rank 4 holds four elements of a weight and a whole bias. Rank 15 holds three elements of a bias
-# and all of the padding. Neither rank needs special code.
+# Rank 4 holds four elements of a weight and a complete bias. Rank 15 holds three elements of a bias and all of the
+# padding. Neither rank needs special code.
 #
-# With these bounds, you can compute the norm of a weight even though no rank holds the whole
-# weight.
+# With these bounds, you can compute the norm of a weight even though no rank holds the complete weight.
 
 
 # %%
 def norm_of(index: int) -> tuple[float, float]:
-    """The norm of one parameter, from the shards and from the whole parameter."""
+    """Return the norm of one parameter, from the shards and from the full parameter."""
     torch.manual_seed(0)
     group = comm.world()
     params = list(six_layers(WIDTHS).to(rank_device()).parameters())
@@ -641,7 +635,7 @@ assert abs(from_shards - whole) < 1e-5
 
 # %%
 def torch_layout(orig: bool = False) -> tuple[bool, int, list, list, list]:
-    """torch's shard: whether it equals that of 4.1, its padding, parts, numels, and padding values."""
+    """Return whether torch's shard equals that of 4.1, its padding, intervals, numels, and padding values."""
     import warnings
 
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -673,12 +667,12 @@ for orig, (_, _, _, numels, filling) in zip((False, True), both, strict=True):
     print(f"use_orig_params={orig}, 2 ranks: flattened {numels}, {padding} of padding, filled with {filling}")
 
 # %% [markdown]
-# By default (`use_orig_params=False`), torch uses our layout: the parameters lie back to back, and
-# zeros fill the end of the last shards. Instead of padding the buffer before the cut, it cuts first
-# and pads the short shards (`_get_shard`), with the same result. With `use_orig_params=True`, it
-# also pads *between* parameters, so that each of them begins at a multiple of 16 bytes, and it
-# fills this padding with 42, which is easy to recognize. So "at most N - 1 elements of padding"
-# holds only for the first layout: in the second, there are 3 elements of padding on 2 ranks here.
+# By default (`use_orig_params=False`), torch uses our layout: the parameters lie back to back, and zeros fill the end
+# of the last shards. Instead of padding the buffer before splitting it, torch splits first and pads the short shards
+# (`_get_shard`), with the same result. With `use_orig_params=True`, it also pads *between* parameters, so that each of
+# them begins at a multiple of 16 bytes, and it fills this padding with 42, which is easy to recognize. So "at most N -
+# 1 elements of padding" holds only for the first layout: in the second, there are 3 elements of padding on 2 ranks
+# here.
 
 # %% [markdown]
 # ## 4.4 Tied weights
@@ -776,13 +770,12 @@ assert not flat.grad[elements:].any()
 #
 # *12 minutes, medium*
 #
-# With one flat parameter for the whole model, a single large message would be enough, but no layer
-# could compute before the whole model had been gathered. With one flat parameter per layer, a rank
-# needs little memory but many messages. The compromise is to group layers into **units**, each with
-# its own flat parameter. Units follow from wrapping: each wrapped module is a unit, and the root
-# unit holds all parameters that no inner unit holds. So a root unit may hold layers that are not
-# neighbours. Here `middle` (layers 1 and 2) and `last` (4 and 5) are wrapped, and layers 0 and 3
-# remain for the root, as in figure 1 of the FSDP paper.
+# With one flat parameter for the entire model, a single large message would be enough, but no layer could compute
+# before all parameters had been gathered. With one flat parameter per layer, a rank needs little memory but many
+# messages. The compromise is to group layers into **units**, each with its own flat parameter. Units follow from
+# wrapping: each wrapped module is a unit, and the root unit holds all parameters that no inner unit holds. So a root
+# unit may hold layers that are not neighbours. Here `middle` (layers 1 and 2) and `last` (4 and 5) are wrapped, and
+# layers 0 and 3 remain for the root, as in figure 1 of the FSDP paper.
 #
 # A tied parameter must belong to one unit. If it belonged to two, it would be sharded twice and
 # updated twice, and its two gradients would not be added. The only right response is an error.
@@ -797,7 +790,7 @@ predict(
 # %% tags=["exercise-4.5"]
 @exercise("4.5")
 def assign_units(model: nn.Module, inner: list[nn.Module], ranks: int) -> list[dict[str, int]]:
-    """The layout of each unit's flat parameter, the root's first.
+    """Return the layout of each unit's flat parameter, that of the root first.
 
     Args:
         model: the whole model.
@@ -829,7 +822,7 @@ LAYERS = ["layer0", "middle.layer1", "middle.layer2", "layer3", "last.layer4", "
 
 
 def wrap_and_run(widths: list[int]) -> tuple[dict[str, dict[str, int]], list[str], list[tuple[str, int]]]:
-    """The units' layouts by name, the layers that this rank ran, and its collectives with their bytes."""
+    """Return the units' layouts by name, the layers that this rank ran, and its collectives with their bytes."""
     model = six_layers(widths).to(rank_device())
     ran: list[str] = []
     for name in LAYERS:
@@ -896,7 +889,7 @@ from minifsdp.fsdp.torch_api.wrap import check_not_shared
 
 
 def refusal(attempt: Callable[[], object]) -> str:
-    """The error message of a failed attempt."""
+    """Return the error message of a failed attempt."""
     try:
         attempt()
     except ValueError as error:
@@ -927,14 +920,14 @@ print_wrapped(refusal(lambda: FlatParameter(find_parameters(frozen), rank=0, ran
 # %% [markdown]
 # ### Measured: unit by unit, the peak is smaller
 #
-# Flattening in 4.2 needed 2Ψ at its peak. If a rank works unit by unit, it holds the model and one
-# unit's buffer, and the parameters of earlier units have already been sharded and freed. The cell
-# uses the functions of this lab:
+# Flattening in 4.2 needed memory for 2Ψ elements at its peak. If a rank works unit by unit, it holds the parameters of
+# the units that are not yet sharded, the buffer of the current unit, and the shards of earlier units. The cell uses the
+# functions of this lab:
 
 
 # %%
 def shard_units(widths: list[int], one_unit: bool) -> dict:
-    """This rank's memory during sharding, as one unit or as three."""
+    """Return this rank's memory during sharding, as one unit or as three."""
     group, shards = comm.world(), []
     with Ledger() as ledger:
         model = six_layers(widths).to(rank_device())
@@ -974,11 +967,10 @@ plots.curve(
 # %% [markdown]
 # ## What is still missing
 #
-# The shards are cut evenly and the buffers are freed, but the model can no longer compute, because
-# its parameters are views of freed memory. Nothing yet gathers parameters before a layer runs or
-# frees them afterwards, and nothing reduces gradients. **Lab 05** adds this. In forward, each unit
-# is gathered, computed and freed; in backward, it is gathered, computed, freed and
-# reduce-scattered.
+# The shards are even and the buffers are freed, but the model can no longer compute, because its parameters are views
+# of freed memory. Nothing yet gathers parameters before a layer runs or frees them afterwards, and nothing reduces
+# gradients. **Lab 05** adds this. In the forward pass, each unit is gathered, computed and freed; in the backward pass,
+# it is gathered, computed and freed, and its gradient is reduce-scattered.
 
 # %% [markdown]
 # ## What to remember
@@ -989,29 +981,29 @@ plots.curve(
 #    never be garbage.
 # 3. Parameters are views of the buffer. Writing through them is safe; replacing `.data` breaks
 #    them without an error.
-# 4. A parameter's part of a shard is an intersection of two intervals; it may be empty, and it
-#    ignores row boundaries.
+# 4. The elements of a parameter in a shard are the intersection of two intervals; it may be empty, and it ignores row
+#    boundaries.
 # 5. A unit groups parameters for communication only. Every rank runs every layer. A tied parameter
 #    belongs to one unit, which holds it once.
 #
 # ## Questions
 #
-# **1. At most how many bytes does padding cost for a model of 80 units in bfloat16 on 512 ranks?**
+# **1. What is the largest number of bytes that padding can cost for a model of 80 units in bfloat16 on 512 ranks?**
 #
 # <details><summary>Answer</summary>
 #
-# Each unit has at most 511 elements of padding, so padding costs at most 80 x 511 x 2 = 81,760 bytes over all ranks
-# together. This price for even shards is negligible. With padding per parameter, or with units of a few hundred
-# elements, it would not be.
+# Each unit has at most 511 elements of padding, so padding costs at most 80 x 511 x 2 = 81,760 bytes across all ranks.
+# This price for even shards is negligible. It would not be negligible with padding per parameter, or with units of a
+# few hundred elements.
 # </details>
 #
-# **2. Why must padding be zero, if no parameter contains it?**
+# **2. Why must padding be zero if it belongs to no parameter?**
 #
 # <details><summary>Answer</summary>
 #
 # Other code reads the padding: a gradient norm over the shard adds its square, a scaler searches it for infinities, and
-# the reduction adds it over all ranks. A nan in the padding makes the norm nan, and clipping then makes every gradient
-# nan.
+# the reduction sums it across ranks. A NaN in the padding makes the norm NaN, and clipping then makes every gradient
+# NaN.
 # </details>
 #
 # **3. What does `model.half()` break, if parameters are views as in 4.2?**
@@ -1026,7 +1018,7 @@ plots.curve(
 #
 # <details><summary>Answer</summary>
 #
-# They hold one zero each. A shard has ceil(10 / 16) = 1 element, and the padding of 6 elements fills six whole shards.
+# They hold one zero each. A shard has ceil(10 / 16) = 1 element, and the padding of 6 elements fills six entire shards.
 # `torch.chunk` alone would return ten chunks and none for these ranks, so the all-gather would fail.
 # </details>
 #
@@ -1035,7 +1027,8 @@ plots.curve(
 # <details><summary>Answer</summary>
 #
 # Layers 1 and 2 were wrapped, and the root unit holds the remaining layers. The root is the only unit whose layers need
-# not be neighbours. It stays gathered from the beginning of forward to the end of backward (lab 05), so keep it small.
+# not be neighbours. It stays unsharded from the beginning of the forward pass to the end of the backward pass (lab 05),
+# so keep it small.
 # </details>
 #
 # ## Further reading

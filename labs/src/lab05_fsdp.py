@@ -10,10 +10,10 @@
 # %% [markdown]
 # # Lab 05: fully sharded data parallelism
 #
-# ZeRO-2 (lab 03) shards the optimizer state and the gradients. But every rank still holds the whole
-# parameters. A rank needs all of them, but not all at the same time. While one block is computing,
-# the others can stay sharded. FSDP gathers a *unit* of parameters just before the unit computes, in
-# forward and again in backward, and frees it right afterwards.
+# ZeRO-2 (lab 03) shards the optimizer state and the gradients. But every rank still holds all parameters unsharded. A
+# rank needs all of them, but not all at the same time. While one block is being computed, the others can stay sharded.
+# FSDP gathers a *unit* of parameters just before the unit computes, in the forward and again in the backward pass, and
+# frees it right afterwards.
 #
 # ![The life of a unit in one step: its parameters are gathered, freed, gathered again and freed,
 # and its gradient is reduced to a shard](../slides/figures/fsdp-life.svg)
@@ -22,7 +22,7 @@
 #
 # **Afterwards you can**
 #
-# - explain when each autograd hook fires, and place a gather, a free and a reduction correctly;
+# - explain when each autograd hook fires, and place the gather, the free and the reduction correctly;
 # - free a tensor's memory while views and saved tensors refer to it, and allocate it again, without
 #   an autograd error;
 # - predict a rank's peak memory to the byte, and the number of collectives in a step;
@@ -54,9 +54,8 @@ from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
 # %% [markdown]
 # ## What you build
 #
-# This function is the whole of FSDP in minifsdp. Every name in it is either a piece that you write
-# in labs 04 to 08, or glue between such pieces. Read it now for its structure, and read it again
-# when you have finished this lab.
+# This function contains all of FSDP in minifsdp. Every name in it is either a function or class that you write in labs
+# 04 to 08, or glue between these. Read it now for its structure, and read it again when you have finished this lab.
 
 # %%
 import inspect
@@ -69,10 +68,9 @@ print(signature.rstrip() + body)
 # %% [markdown]
 # ## One unit per block, and a root
 #
-# The model of this lab is the course's GPT with odd sizes, so that nothing divides evenly. Each
-# block becomes a unit. The parameters outside the blocks (embeddings, the last norm, the head) form
-# the *root* unit. Lab 04's flat parameter turns each unit into one buffer, padded to a multiple of
-# N and cut into N shards.
+# The model of this lab is the course's GPT with odd sizes, so that nothing divides evenly. Each block becomes a unit.
+# The parameters outside the blocks (embeddings, the last norm, the head) form the *root* unit. The flat parameter of
+# lab 04 turns each unit into one buffer, padded to a multiple of N and split into N shards.
 
 # %%
 import tempfile
@@ -97,12 +95,12 @@ from minifsdp.course.watch.trace import record_trace
 RANKS = 2
 SETTINGS = Settings(ranks=RANKS, batch=2, layers=5, width=105, context=16)
 BATCHES = list(SETTINGS.batches())  # the same on every rank; each takes its rows
-SIZES = sizes_of(SETTINGS.model())  # elements of each parameter, and by unit, the root first
+SIZES = sizes_of(SETTINGS.model())  # elements of each parameter and of each unit, the root first
 UNITS = ["root", *(f"block {number}" for number in range(SETTINGS.layers))]
 
 
 def unit_table(units: list[list[int]], names: list[str], ranks: int) -> None:
-    """Elements of each unit, and the padding that makes their number divisible by N."""
+    """Print each unit's number of elements, and the padding that makes it divisible by N."""
     print(f"{'unit':9}{'elements':>11}{'padding':>9}")
     for name, unit in zip(names, units, strict=True):
         print(f"{name:9}{sum(unit):11,}{-sum(unit) % ranks:9}")
@@ -113,13 +111,12 @@ psi = sum(SIZES.parameters)
 print(f"Ψ = {psi:,} elements: parameters {4 * psi:,} bytes on every rank of DDP, ZeRO-1 and ZeRO-2")
 
 # %% [markdown]
-# ## 5.1 Which hook fires when
+# ## 5.1 When each hook fires
 #
 # *15 minutes, medium*
 #
-# FSDP does not change the model's code. Hooks report five events: a module is about to run, it has
-# run, its backward begins, a gradient is complete, backward is over. Write a function that records
-# these five events:
+# FSDP does not change the model's code. Hooks report five events: a module is about to run, it has run, its backward
+# begins, a gradient is complete, the backward pass is over. Write a function that records these five events:
 #
 # | event | time | registered with |
 # |---|---|---|
@@ -127,14 +124,14 @@ print(f"Ψ = {psi:,} elements: parameters {4 * psi:,} bytes on every rank of DDP
 # | `post-forward` | it returns | `module.register_forward_hook(f)`, `f(module, args, output)` |
 # | `output gradient` | its backward begins | `output.register_hook(f)`, `f(gradient)` |
 # | `gradient of NAME` | it is complete, in `.grad` | `p.register_post_accumulate_grad_hook(f)`, `f(p)` |
-# | `end of backward` | backward ends | `Variable._execution_engine.queue_callback(f)`, `f()` |
+# | `end of backward` | the backward pass ends | `Variable._execution_engine.queue_callback(f)`, `f()` |
 #
-# The last row is not a hook but a callback for one backward of the whole model. It can be queued
-# only while that backward is running. If a module or tensor hook returns a value other than None,
-# this value replaces the input, output or gradient.
+# The last row is not a hook but a callback for one backward pass of the entire model. It can be queued only while that
+# backward pass is running. If a module or tensor hook returns a value other than None, this value replaces the input,
+# output or gradient.
 #
-# First, a prediction: a module with 2 linear layers, each with a weight and a bias, is called
-# **twice** in one forward. How many times is `gradient of ...` recorded in backward?
+# First, a prediction: a module with 2 linear layers, each with a weight and a bias, is called **twice** in one forward
+# pass. How many times is `gradient of ...` recorded in the backward pass?
 
 # %%
 predict("5.1", ..., "reports of `gradient of ...` in one backward, 4 parameters, module called twice")
@@ -143,22 +140,21 @@ predict("5.1", ..., "reports of `gradient of ...` in one backward, 4 parameters,
 # %% tags=["exercise-5.1"]
 @exercise("5.1")
 def watch(module: nn.Module, record: Callable[[str], None]) -> None:
-    """Register hooks on `module` that call `record` at each event of every forward and backward.
+    """Register hooks on `module` that call `record` at each event of every forward and backward pass.
 
     Args:
-        module: a module that returns one tensor; it may run several times per forward, or under
-            `torch.no_grad()`, where its output cannot carry a hook (`output.requires_grad` is False).
-        record: call it with "pre-forward" and "post-forward" at each call, with "output gradient"
-            for each output that receives a gradient, with "gradient of NAME" once NAME's gradient is
-            in its `.grad` (NAME as in `module.named_parameters()`), and with "end of backward"
-            once per backward that reaches the module.
+        module: a module that returns one tensor; it may run several times per forward pass, or under `torch.no_grad()`,
+            where its output cannot carry a hook (`output.requires_grad` is False).
+        record: call it with "pre-forward" and "post-forward" at each call, with "output gradient" for each output that
+            receives a gradient, with "gradient of NAME" once NAME's gradient is in its `.grad` (NAME as in
+            `module.named_parameters()`), and with "end of backward" once per backward pass that reaches the module.
     """
     ...
 
 
 # %%
 def twice() -> list[str]:
-    """The events of a module called twice."""
+    """Return the events of a module called twice."""
     events: list[str] = []
     module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3))
     watch(module, events.append)
@@ -172,17 +168,16 @@ outcome("5.1", sum(event.startswith("gradient of") for event in events), slips=s
 print(*events, sep="\n")
 
 # %% [markdown]
-# The two outputs receive their gradients at different times, that of the last call first. Each
-# parameter receives its gradient once, after both calls have contributed. So a unit's backward
-# *begins* with the gradient of an output and *ends* with the gradient of its last parameter, or
-# *leaf* in autograd's terms. A module's own backward hook marks neither point reliably:
+# The two outputs receive their gradients at different times: the output of the last call comes first. Each parameter
+# receives its gradient once, after both calls have contributed. So a unit's backward *begins* with the gradient of an
+# output and *ends* with the gradient of its last parameter (*leaf*, in autograd's terms). A module's own backward hook
+# marks neither point reliably:
 #
 # ### Break it: a hook on the module's backward
 #
-# A full backward hook (`register_full_backward_hook`) runs when the gradients of the module's
-# *inputs* are ready. But a model's inputs are tokens, which have no gradient. In this case, torch
-# runs the hook when the gradients of the *outputs* are ready. How many parameters have their
-# gradient by then?
+# A full backward hook (`register_full_backward_hook`) runs when the gradients of the module's *inputs* are ready. But
+# the inputs of a language model are tokens, which have no gradient. In this case, torch runs the hook when the
+# gradients of the *outputs* are ready. How many parameters have their gradient by then?
 
 # %%
 import warnings
@@ -190,7 +185,7 @@ import warnings
 model, seen = SETTINGS.model(), []
 model.register_full_backward_hook(lambda *_: seen.append(sum(p.grad is not None for p in model.parameters())))
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch warns about it too
+    warnings.simplefilter("ignore")  # torch warns about this too
     model(*BATCHES[0]).backward()
 print(f"{seen[0]} of {len(SIZES.parameters)} parameters have their gradient when the root's full backward hook runs")
 
@@ -199,11 +194,11 @@ print(f"{seen[0]} of {len(SIZES.parameters)} parameters have their gradient when
 #
 # ### A storage can be emptied and filled again
 #
-# A tensor describes a *storage* by its shape and strides. Its views share the storage, and so do
-# the tensors that autograd saves for backward. `untyped_storage().resize_(0)` frees the bytes under
-# all of them. `device.free` does just that, and `device.allocate` allocates the bytes again. (On a
-# GPU, `device.free` first calls `record_stream`: the bytes may be allocated again only after the
-# kernels already queued on the current stream have run. Lab 06 explains it.)
+# A tensor describes a *storage* by its shape and strides. Its views share the storage, and so do the tensors that
+# autograd saves for the backward pass. `untyped_storage().resize_(0)` frees the bytes under all of them. `device.free`
+# does just that, and `device.allocate` allocates the bytes again. (On a GPU, `device.free` first calls `record_stream`:
+# the bytes may be allocated again only after the kernels already queued on the current stream have run. Lab 06 explains
+# it.)
 
 
 # %% tags=["shown"]
@@ -216,7 +211,7 @@ full.data.fill_(1.0)
 weight, bias = (part.view(shape) for part, shape in zip(full.split([8, 4]), [(4, 2), (4,)], strict=True))
 leaf = nn.Parameter(weight)
 x = torch.ones(1, 2, requires_grad=True)
-y = nn.functional.linear(x, leaf)  # autograd saves the leaf, to compute the gradient of x
+y = nn.functional.linear(x, leaf)  # autograd saves the leaf to compute the gradient of x
 print("whole:  bytes behind full, its views, the leaf:", bytes_behind(full, weight, bias, leaf))
 device.free(full)
 print("freed:  bytes behind full, its views, the leaf:", bytes_behind(full, weight, bias, leaf), tuple(leaf.shape))
@@ -225,18 +220,18 @@ try:
 except RuntimeError as error:
     print("used while freed:", str(error).split(":")[0], "...", str(error)[-43:])
 device.allocate(full)
-full.data.fill_(3.0)  # other values, to see that backward reads these
+full.data.fill_(3.0)  # different values, to show that backward reads these
 y.sum().backward()
 print("back:   the gradient of x read what is there now:", x.grad.tolist())
 
 # %% [markdown]
-# Some operators, like this one, check that the memory exists; others read address 0, and the
-# process dies. Nothing but the schedule prevents the use of a freed parameter, so minifsdp replaces
-# a freed parameter with a placeholder that raises an error.
+# Some operators, like this one, check that the memory exists; others read from address 0, and the process dies. Only
+# the schedule prevents the use of a freed parameter, so minifsdp replaces a freed parameter with a placeholder that
+# raises an error.
 #
-# Why `full.data`? Autograd counts the changes to its saved tensors, and refuses to run backward
-# over changed values. A gather writes every byte, but it writes the same values as before. `.data`
-# is an alias of the same storage with its own *version counter*:
+# Why `full.data`? Autograd counts the changes to its saved tensors, and raises an error in the backward pass if a saved
+# tensor has changed. A gather writes every byte, but it writes the same values as before. `.data` is an alias of the
+# same storage with its own *version counter*:
 
 # %% tags=["shown"]
 for how in ("full", "full.data"):
@@ -258,12 +253,11 @@ for how in ("full", "full.data"):
 #
 # *8 minutes, medium*
 #
-# `flat` is lab 04's flat parameter (`minifsdp.FlatParameter`). You need three of its attributes:
-# `flat.full` is the unsharded buffer [P], which has no memory at first; `flat.views` are the
-# parameters as views of this buffer; `flat.shard` is this rank's part [P / N], which the optimizer
-# updates. The shard is a Parameter, so autograd records operations on it, but a collective must not
-# be differentiated. So pass `.data`, for the shard as well. Write the function that makes the unit
-# whole.
+# `flat` is lab 04's flat parameter (`minifsdp.FlatParameter`). You need three of its attributes: `flat.full` is the
+# unsharded buffer [P], which has no memory at first; `flat.views` are the parameters as views of this buffer;
+# `flat.shard` is this rank's shard [P / N], which the optimizer updates. The shard is a Parameter, so autograd records
+# operations on it, but a collective must not be differentiated. So pass `.data`, for the shard as well. Write the
+# function that unshards the unit.
 #
 # How many bytes does the `flat.full` of one block take?
 
@@ -274,7 +268,7 @@ predict("5.2", ..., "bytes of one block's `flat.full` on 2 ranks, while it is ga
 # %% tags=["exercise-5.2"]
 @exercise("5.2")
 def gather(flat: FlatParameter, group: Group) -> None:
-    """Make the unit whole: fill `flat.full` [P] with the `flat.shard` [P / N] of every rank, in order.
+    """Unshard the unit: fill `flat.full` [P] with the `flat.shard` [P / N] of every rank, in order.
 
     Allocate `flat.full`, issue one all-gather straight into it, and wait for it before returning.
     Allocate no other memory. `flat.views` and autograd's saved tensors refer to `flat.full`, so it must
@@ -288,7 +282,7 @@ def gather(flat: FlatParameter, group: Group) -> None:
 
 # %%
 def gather_a_block() -> tuple[int, bool]:
-    """Bytes that a gather allocates on this rank; whether all parameters have their values."""
+    """Return the bytes that a gather allocates on this rank, and whether all parameters have their values."""
     group = comm.world()
     block = SETTINGS.model().to(rank_device()).blocks[0]
     originals = [p.detach().clone() for p in block.parameters()]
@@ -313,9 +307,8 @@ assert all(equal for _, equal in found)
 #
 # *5 minutes, easy*
 #
-# This function is the shortest, and a mistake in it is easy to miss: everything runs and the losses
-# are right, but every rank keeps the whole model. Predict how many bytes of one block's parameters
-# remain on a rank after the free.
+# This function is the shortest, and a mistake in it is easy to miss: everything runs and the losses are right, but
+# every rank keeps the full model. Predict how many bytes of one block's parameters remain on a rank after the free.
 
 # %%
 predict("5.3", ..., "bytes of one block's parameters that a rank of 2 holds while the block is freed")
@@ -335,7 +328,7 @@ def free(flat: FlatParameter) -> None:
 
 # %%
 def there_and_back() -> list[dict[str, int]]:
-    """Bytes of a block's parameters: initially, gathered, freed, gathered, freed."""
+    """Return the bytes of a block's parameters: initially, gathered, freed, gathered, freed."""
     group, seen = comm.world(), []
     with Ledger() as ledger:
         block = SETTINGS.model().to(rank_device()).blocks[0]
@@ -360,9 +353,9 @@ outcome("5.3", sum(moments[-1].values()), ranks=RANKS, slips=slips)
 #
 # *10 minutes, medium*
 #
-# On every rank, backward computes the gradient of the whole unit from that rank's rows, so there
-# are N different gradients of P elements. A rank's optimizer needs only its own shard of their
-# mean. The collective for this is a reduce-scatter.
+# On every rank, the backward pass computes the unit's gradient, unsharded, from that rank's rows, so there are N
+# different gradients of P elements. A rank's optimizer needs only its own shard of their mean. The collective for this
+# is a reduce-scatter.
 #
 # With the ring algorithm (lab 01), how many bytes does each of **four** ranks send for one block's
 # gradient?
@@ -394,7 +387,7 @@ def reduce_gradient(flat: FlatParameter, gradient: Tensor, group: Group) -> None
 
 # %%
 def reduce_a_block() -> tuple[int, float, list[float]]:
-    """Bytes sent; first elements: own gradient, shard's gradient after one and two reductions."""
+    """Return bytes sent, and first elements: own gradient, the shard's gradient after one and two reductions."""
     group = comm.world()
     block = SETTINGS.model().to(rank_device()).blocks[0]
     flat = FlatParameter(find_parameters(block), group.rank(), group.size())
@@ -420,10 +413,10 @@ for rank, (_, own, means) in enumerate(reduced):
 assert all(means == [1.5, 3.0] for *_, means in reduced)
 
 # %% [markdown]
-# Two reductions add up, like two backwards on one device. The padding matters even though no
-# parameter contains it: its gradient enters the optimizer's state and the norm used for clipping.
+# The results of two reductions are added, like the gradients of two backward passes on one device. The padding matters
+# even though it belongs to no parameter: its gradient enters the optimizer state and the norm used for clipping.
 #
-# ## 5.5 The hooks in their places
+# ## 5.5 Attach the hooks
 #
 # *25 minutes, hard*
 #
@@ -450,7 +443,7 @@ class LabUnit:
         flat: the flat parameter; the optimizer updates its shard.
         leaves: the Parameters that the modules compute with, each a view of `flat.full`.
         is_root: whether this is the outermost unit.
-        events: log of all calls, shared by all units of a model.
+        events: a log of all calls, shared by all units of a model.
     """
 
     def __init__(self, name: str, params: ParamPlaces, pieces: Pieces, events: list[str], is_root: bool) -> None:
@@ -461,7 +454,7 @@ class LabUnit:
         self._index = {leaf: index for index, leaf in enumerate(self.leaves)}
         self._gradient: Tensor | None = None
         for leaf, places in zip(self.leaves, self.flat.places, strict=True):
-            for place in places:  # no longer among the module's parameters, so that no optimizer finds it
+            for place in places:  # no longer one of the module's parameters, so that no optimizer finds it
                 del place.module._parameters[place.attribute]
                 place.module.__dict__[place.attribute] = leaf
 
@@ -471,7 +464,7 @@ class LabUnit:
 
     @property
     def held(self) -> tuple[str, str]:
-        """This rank's part of the parameters and of their gradient, for the explorer."""
+        """This rank's shard of the parameters and of their gradient, for the explorer."""
         gradient = "whole" if self._gradient is not None else "none" if self.flat.shard.grad is None else "shard"
         return "whole" if self.whole else "shard", gradient
 
@@ -497,7 +490,7 @@ class LabUnit:
 
 
 def shard_model(model: nn.Module, pieces: Pieces, blocks: list[nn.Module] | None = None) -> list[LabUnit]:
-    """Make every block a unit and the rest the root; the shards become the model's parameters."""
+    """Make every block a unit and the remainder the root; the shards become the model's parameters."""
     blocks = list(model.blocks) if blocks is None else blocks
     events: list[str] = []
     units = [LabUnit("root", find_parameters(model, skip=blocks), pieces, events, is_root=True)]
@@ -510,25 +503,24 @@ def shard_model(model: nn.Module, pieces: Pieces, blocks: list[nn.Module] | None
 
 
 # %% [markdown]
-# The pieces still lack a *schedule*. One step, for a root and two blocks, looks like this:
+# What is still missing is a *schedule* that calls these functions. One step, for a root and two blocks, looks like
+# this:
 #
 #     forward    gather root | gather 0, compute, free 0 | gather 1, compute, free 1
 #     backward   gather 1, compute, free 1, reduce 1 | gather 0, compute, free 0, reduce 0 | free root, reduce root
 #
-# - A block is freed after forward, and gathered again when its backward begins, which is when its
-#   output receives a gradient.
+# - A block is freed after its forward, and gathered again when its backward begins, which is when its output receives a
+#   gradient.
 # - Its backward ends with the gradient of its last leaf. Until then, an operation may still read
 #   its parameters. When a leaf's gradient is complete, hand it over with
 #   `unit.take_gradient(leaf)`.
-# - The root's backward begins where its forward ends, so the root stays whole in between. Otherwise
-#   it is a unit like the others: its backward ends with the gradient of its last leaf.
-# - **The parameters are freed before the gradient is reduced.** A common mistake is the order
-#   "gather, compute, reduce-scatter, free" in backward. The reduction reads only the gradient, so
-#   in this order, the parameters would occupy memory while the link is busy. torch also frees first
-#   (`_post_backward_hook` in `torch/distributed/fsdp/_runtime_utils.py` calls
-#   `_post_backward_reshard`, then `_reduce_grad`).
-# - A forward under `torch.no_grad()` has no backward, so all units are freed after it, including
-#   the root.
+# - The root's backward begins where its forward ends, so the root stays unsharded in between. Otherwise it is a unit
+#   like the others: its backward ends with the gradient of its last leaf.
+# - **The parameters are freed before the gradient is reduced.** A common mistake is the order "gather, compute,
+#   reduce-scatter, free" in the backward pass. The reduction reads only the gradient, so with this order, the
+#   parameters would occupy memory during the reduction for no reason. torch also frees first (`_post_backward_hook` in
+#   `torch/distributed/fsdp/_runtime_utils.py` calls `_post_backward_reshard`, then `_reduce_grad`).
+# - A forward pass under `torch.no_grad()` has no backward pass, so all units are freed after it, including the root.
 #
 # How many all-gathers does one step of this lab's model with its 6 units issue?
 
@@ -539,18 +531,18 @@ predict("5.5", ..., "all-gathers of one step, 6 units")
 # %% tags=["exercise-5.5"]
 @exercise("5.5")
 def attach(module: nn.Module, unit: LabUnit) -> None:
-    """FULL_SHARD: call `unit`'s methods from hooks on the forward and backward of `module`.
+    """FULL_SHARD: call the methods of `unit` from hooks on the forward and backward of `module`.
 
     Args:
         module: the unit's module; its `forward` returns one tensor.
-        unit: has `leaves` (list of Parameters), `is_root`, `whole` (whether it is gathered now),
+        unit: has `leaves` (list of Parameters), `is_root`, `whole` (whether it is currently unsharded),
             and the methods `gather()`, `free()`, `take_gradient(leaf)` and `reduce_gradient()`.
 
-    Gather a unit before its forward, unless it is whole. Free it afterwards, unless it is the root
-    and a backward follows (in this case the output requires a gradient). Gather it before its
-    backward, unless it is whole. After the last gradient of its leaves, free it and then reduce its
-    gradient, exactly once in every step: reset the count of leaves when the last gradient has arrived,
-    so that the next backward counts all of them again.
+    Gather a unit before its forward, unless it is unsharded already. Free it afterwards, unless it is the root and a
+    backward follows (in this case the output requires a gradient). Gather it before its backward, unless it is
+    unsharded already. After the last gradient of its leaves, free it and then reduce its gradient, exactly once in
+    every step: reset the count of leaves when the last gradient has arrived, so that the next backward counts all of
+    them again.
     """
     ...
 
@@ -572,7 +564,7 @@ def one_process() -> Trainer:
 
 
 def loss_of(model: nn.Module, batch: data.Batch) -> Tensor:
-    """The loss of this rank's rows of a batch."""
+    """Return the loss of this rank's rows of a batch."""
     tokens, targets = data.shard(batch, dist.get_rank(), dist.get_world_size())
     return model(tokens.to(rank_device()), targets.to(rank_device()))
 
@@ -594,9 +586,9 @@ def take_step(trainer: Trainer, batch: data.Batch, tell: Callable[[str], Any] = 
 
 
 # %% [markdown]
-# ### Measured: it trains like one process
+# ### Measured: it trains like a single process
 #
-# The cell prints the mean of the ranks' losses next to the loss of one process with all rows.
+# The cell prints the mean of the losses of all ranks next to the loss of a single process with all rows.
 
 
 # %%
@@ -619,7 +611,7 @@ assert all(abs(a - b) < 1e-4 for a, b in zip(alone, ours, strict=True)), "it doe
 
 # %% tags=["C11"]
 def follow(pieces: Pieces) -> tuple[list[str], list[comm.Call], list[float]]:
-    """Events and collectives of a forward and backward, and the norm of this rank's own gradient of each unit."""
+    """Return the events and collectives of a step, and the norm of this rank's own gradient of each unit."""
     own: list[float] = []
 
     def spy(flat: FlatParameter, gradient: Tensor, group: Group) -> None:
@@ -663,9 +655,9 @@ for name in UNITS:
     assert max(at for at, event in enumerate(events) if event == f"free {name}") < reduced_at, f"{name}: freed too late"
 
 # %% [markdown]
-# The next cell shows the same step with a slider: drag it, or use the arrow keys. Each row is a
-# unit. Light blue marks a gathered unit, and a thin line marks this rank's shard. Watch one block:
-# it is whole twice, and only while it is computing.
+# The next cell shows the same step with a slider: drag it, or use the arrow keys. Each row is a unit. Light blue marks
+# a gathered unit, and a thin line marks this rank's shard. Watch one block: it is unsharded twice, and only while it is
+# being computed.
 
 # %% tags=["nbval-ignore-output"]
 from functools import partial
@@ -681,20 +673,20 @@ def log_mine() -> dict[str, Any]:
 show("One step of your FSDP", f"GPT of {psi:,} parameters on {RANKS} ranks.", {"yours": launch(log_mine, RANKS)})
 
 # %% [markdown]
-# Each rank holds a different part of the same parameters, so an all-gather puts them together. Each
-# rank has *different* gradients for the same elements, so they must be reduced. A rank keeps only a
-# shard of the result, so the reduction is a reduce-scatter.
+# Each rank holds a different shard of the same parameters, so an all-gather puts them together. Each rank has
+# *different* gradients for the same elements, so they must be reduced. A rank keeps only a shard of the result, so the
+# reduction is a reduce-scatter.
 #
 # ### Measured: still data parallelism
 #
-# FSDP shards *storage*. A rank computes on its own rows with whole parameters, as in DDP; no matrix
-# product is split. In tensor parallelism, every rank would keep a shard of the weight and compute
-# with this shard, and all ranks would work on the same rows.
+# FSDP shards *storage*. A rank computes on its own rows with unsharded parameters, as in DDP; no matrix product is
+# split. In tensor parallelism, every rank would keep a shard of the weight and compute with this shard, and all ranks
+# would work on the same rows.
 
 
 # %% tags=["C13"]
 def look_inside() -> dict[str, tuple[int, ...]]:
-    """Shapes at a linear layer while it is computing."""
+    """Return the shapes at a linear layer while it is computing."""
     seen = {}
     model = SETTINGS.model().to(rank_device())
     shard_model(model, PIECES)
@@ -724,15 +716,14 @@ assert inside["weight inside forward"] == (3 * width, width)
 # %% [markdown]
 # ### Measured: the same gradients as torch's FSDP
 #
-# The next cell compares the gradients of the first step, unit by unit: those of your FSDP, of
-# minifsdp's `FullyShardedDataParallel`, of torch's, and of one process. On two ranks, a mean is one
-# addition and one halving. Nothing can be rounded differently, so the three FSDPs agree bit for
-# bit.
+# The next cell compares the gradients of the first step, unit by unit: those from your FSDP, from minifsdp's and
+# torch's `FullyShardedDataParallel`, and from a single-process run. On two ranks, a mean is one addition and one
+# halving. Nothing can be rounded differently, so the three FSDP implementations agree bit for bit.
 
 
 # %%
 def gradients_of(kind: str) -> list[Tensor]:
-    """This rank's gradient shard of each unit."""
+    """Return this rank's gradient shard of each unit."""
     model = SETTINGS.model().to(rank_device())
     if kind == "yours":
         units = shard_model(model, PIECES)
@@ -756,7 +747,7 @@ def gradients() -> list[list[Tensor]]:
 
 
 def alone() -> Tensor:
-    """The gradients of one process with all rows, unit by unit."""
+    """Return the gradients of a single process with all rows, unit by unit."""
     model = SETTINGS.model().to(rank_device())
     loss_of(model, BATCHES[0]).backward()
     units = [find_parameters(model, skip=model.blocks), *(block.parameters() for block in model.blocks)]
@@ -764,7 +755,7 @@ def alone() -> Tensor:
 
 
 def joined(ranks: list[list[Tensor]]) -> Tensor:
-    """All units' gradients one after another, without padding."""
+    """Return the gradients of all units one after another, without padding."""
     units = [torch.cat(shards) for shards in zip(*ranks, strict=True)]
     return torch.cat([unit[: sum(sizes)] for unit, sizes in zip(units, SIZES.units, strict=True)])
 
@@ -780,39 +771,38 @@ print(f"equal to one process within 1e-5 of the largest gradient: {close}")
 assert close, f"not one process's gradients; {why}"
 
 # %% [markdown]
-# ### Measured: a rank never holds the whole model, even at its peak
+# ### Measured: a rank never holds the full model, even at its peak
 #
 # Let R be the padded size of the root in bytes, and B that of the largest block. The prediction is:
 #
-# - at rest: the shards of the parameters and of the optimizer's state, which is never gathered;
+# - at rest: the parameter shards and the optimizer-state shards (optimizer state is never gathered);
 # - unsharded parameters: at most R + B;
-# - gradients: at most R + B + the gradient shards of all blocks. The root's gradient stays
-#   unsharded throughout, because the head's gradient is the first to be computed and the
-#   embedding's is the last. The gradient of only one block is unsharded at a time; each block that
-#   has already been reduced holds a shard. While a block is being reduced, it holds both its
-#   unsharded gradient and its shard. On gloo, minifsdp also receives the other ranks' parts of the
-#   block, (N - 1) / N · B, and sums them itself; NCCL needs no such memory;
-# - the total: shards + 2 (R + B) + the other blocks' gradient shards, as in the table.
+# - gradients: at most R + B + the gradient shards of all blocks. The root's gradient stays unsharded throughout,
+#   because the head's gradient is the first to be computed and the embedding's is the last. Only one block at a time
+#   has an unsharded gradient; each block that has already been reduced keeps only its gradient shard. While a block is
+#   being reduced, it holds both its unsharded gradient and its gradient shard. With gloo, minifsdp also receives the
+#   contributions of the other ranks, (N - 1) / N · B, and sums them itself; NCCL needs no such memory;
+# - the total: shards + 2 (R + B) + the gradient shards of the other blocks, as in the table.
 #
-# The peak comes just before backward reduces its last block, block 0. At this moment a rank holds, in
-# addition to its shards of all parameters and of the optimizer's state:
+# The peak comes just before the reduction of block 0, the last block in the backward pass. At this moment, a rank holds
+# the following in addition to its shards of all parameters and of the optimizer state:
 #
 # | unit | unsharded parameters | gradient |
 # |---|---|---|
 # | root | R | R, unsharded |
 # | block 0 | B | B, unsharded and complete |
-# | blocks 1 to 4 | none | a shard each: reduced already |
+# | blocks 1 to 4 | none | a shard each, already reduced |
 #
-# Then block 0's parameters are freed, and only then is its gradient shard allocated. If the
-# parameters were freed after the reduction, they would still be in memory at that point, and the
-# peak would be higher. Even at the peak, a rank never holds 4Ψ of parameters or of gradients.
+# Then the parameters of block 0 are freed, and only then is its gradient shard allocated. If the parameters were freed
+# after the reduction, they would still be in memory at that point, and the peak would be higher. Even at the peak, a
+# rank never holds the full 4Ψ bytes of parameters or of gradients.
 #
-# Activations are extra, as in every rung; the curve omits them.
+# Activations come in addition, as in every rung; the curve omits them.
 
 
 # %%
 def measure_memory(builds: dict[str, Callable[[], Trainer]]) -> dict[str, dict[str, Any]]:
-    """The bytes and the collectives of the second step, for each of several rungs."""
+    """Return the bytes and the collectives of the second step, for each of several rungs."""
     return {name: measure_one(build) for name, build in builds.items()}
 
 
@@ -886,19 +876,19 @@ plots.curve(
 )
 
 # %% [markdown]
-# From left to right, forward has five plateaus on top of the root, one per block, with a short gap after each: that
-# is where a block is freed and the next one is gathered. In backward, each block's parameters and gradient are alive
-# at the same time, and then a shard of the gradient remains.
+# From left to right, the forward pass has five plateaus on top of the root, one per block, with a short gap after each,
+# where one block is freed and the next one is gathered. In the backward pass, each block's parameters and gradient are
+# alive at the same time, and then a shard of the gradient remains.
 #
-# The next figure shows the same step stage by stage, with activations. The prediction is the model
-# state plus, after forward, the activations that one process holds for this rank's rows. The peak
-# is not predicted, because it depends on details of the model: the activations that are still
-# alive, and the temporary buffers of backward.
+# The next figure shows the same step stage by stage, with activations. The prediction is the model state plus, after
+# the forward pass, the activations that a single process holds for this rank's rows. The peak is not predicted, because
+# it depends on details of the model: the activations that are still alive, and the temporary buffers of the backward
+# pass.
 
 
 # %%
 def activations_alone() -> int:
-    """Bytes saved by autograd after the forward of one rank's rows, without FSDP."""
+    """Return the bytes saved by autograd after the forward pass of one rank's rows, without FSDP."""
     with Ledger() as ledger:
         model = SETTINGS.model().to(rank_device())
         ledger.watch(model)
@@ -947,28 +937,27 @@ for name in (*EARLIER, "yours"):
     held = RUNGS[EARLIER.get(name, "fsdp")].predict(SIZES, setting, 2)
     moved = 3 * held.parameters * RANKS - padded[0] if name == "yours" else 2 * held.parameters
     if name.startswith("ZeRO"):
-        moved += 2 * 4 * sum(map(len, SIZES.units))  # an all-reduced int32 per parameter: has it a gradient?
+        moved += 2 * 4 * sum(map(len, SIZES.units))  # an int32 per parameter, all-reduced: does it have a gradient?
     found = [stage["step"][tag] for tag in ("parameters", "gradients", "optimizer")]
     print(f"{name:8}" + "".join(f"{size:12,}" for size in (*found, wire)) + f"{round(share * moved):18,}")
     assert found == [held.parameters, held.gradients, held.optimizer]
     assert wire == round(share * moved)
 
 # %% [markdown]
-# The bytes held are counted after the optimizer's step, before `zero_grad`. DDP sends 2(N - 1)/N of
-# the gradient, in an all-reduce. ZeRO-1 and ZeRO-2 send as much, in a reduce-scatter of gradients
-# and an all-gather of parameters. They also all-reduce 4 bytes per parameter tensor, by which the
-# ranks agree on which tensors have a gradient. ZeRO-3 gathers the parameters twice, so it sends
-# 3(N - 1)/N, minus the root's second gather.
+# The bytes held are counted after the optimizer's step, before `zero_grad`. DDP sends 2(N - 1)/N of the gradient, in an
+# all-reduce. ZeRO-1 and ZeRO-2 send the same amount, in a reduce-scatter of gradients and an all-gather of parameters.
+# They also all-reduce 4 bytes per parameter tensor, by which the ranks agree on which tensors have a gradient. ZeRO-3
+# gathers the parameters twice, so it sends 3(N - 1)/N, minus the root's second gather.
 #
 # ## 5.6 SHARD_GRAD_OP
 #
 # *15 minutes, hard*
 #
-# If there is enough memory for the whole parameters, the second gather is unnecessary: keep the
-# parameters that forward has gathered. Between steps, everything is still sharded. Which of your
-# hooks changes, and which one disappears?
+# If there is enough memory for all unsharded parameters, the second gather is unnecessary: keep the parameters that
+# were gathered in the forward pass. Between steps, everything is still sharded. Which of your hooks changes, and which
+# one disappears?
 #
-# Predict how many bytes of unsharded parameters a rank holds when forward ends.
+# Predict how many bytes of unsharded parameters a rank holds when the forward pass ends.
 
 # %%
 predict("5.6", ..., "bytes of unsharded parameters when forward ends, SHARD_GRAD_OP, 2 ranks")
@@ -977,14 +966,14 @@ predict("5.6", ..., "bytes of unsharded parameters when forward ends, SHARD_GRAD
 # %% tags=["exercise-5.6"]
 @exercise("5.6")
 def attach_grad_op(module: nn.Module, unit: LabUnit) -> None:
-    """SHARD_GRAD_OP: like `attach`, but a unit stays whole from forward to the end of its backward.
+    """SHARD_GRAD_OP: like `attach`, but a unit stays unsharded from its forward to the end of its backward.
 
     Args:
         module: the unit's module; its `forward` returns one tensor.
         unit: as for `attach`.
 
-    Gather a unit before its forward and at no other time. Free it after forward only if no
-    backward follows. After the last gradient of its leaves, free it and then reduce its gradient.
+    Gather a unit before its forward and at no other time. Free it after its forward only if no backward follows. After
+    the last gradient of its leaves, free it and then reduce its gradient.
     """
     ...
 
@@ -1029,18 +1018,17 @@ assert abs(traffic["FULL_SHARD"] / traffic["DDP"] - ratio) < 1e-6
 assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 
 # %% [markdown]
-# The factor 1.5, from the ZeRO paper, counts bytes, not time. DDP's all-reduce can hide behind
-# backward. A gather for which the next computation is waiting cannot be hidden, unless it is issued
-# earlier (`minifsdp/fsdp/schedules/prefetch.py`).
+# The factor 1.5, from the ZeRO paper, counts bytes, not time. DDP's all-reduce can hide behind the backward pass. A
+# gather that the next computation is waiting for cannot be hidden unless it is issued earlier
+# (`minifsdp/fsdp/schedules/prefetch.py`).
 #
 # ## What FSDP buys
 #
-# ### Measured: memory buys a larger batch, and a larger batch spreads the traffic
+# ### Measured: memory buys a larger batch, and a larger batch amortizes the traffic
 #
-# The next cells give this lab's model a budget of 16 MiB per rank. A bisection over real steps,
-# which reads the ledger's peak, finds the largest number of rows per rank that fits in the budget.
-# Then every size is timed over an emulated link (2 ms latency, 100 MB/s), on which traffic is as
-# expensive as it is between machines.
+# The next cells give this lab's model a budget of 16 MiB per rank. A binary search, which runs real steps and reads the
+# peak from the ledger, finds the largest number of rows per rank that fits in the budget. Then every size is timed over
+# an emulated link (2 ms latency, 100 MB/s), which makes traffic as expensive as between machines.
 
 
 # %%
@@ -1048,17 +1036,17 @@ BUDGET = 16 * MIB
 
 
 def batch_of(rows: int) -> data.Batch:
-    """`rows` random rows for each rank; only sizes matter here."""
+    """Return `rows` random rows for each rank; only their number matters here."""
     tokens = torch.randint(257, (rows * dist.get_world_size(), SETTINGS.context))
     return tokens, tokens
 
 
 def largest(build: Callable[[], Trainer]) -> dict[int, int]:
-    """Peak bytes by number of rows, for the sizes that bisection tries between 1 and 24."""
+    """Return the peak bytes by number of rows, for the numbers that a binary search tries between 1 and 24."""
     with Ledger() as ledger:
         trainer = build()
         ledger.watch(trainer.model, trainer.optimizer)
-        take_step(trainer, batch_of(1))  # allocates the optimizer's state
+        take_step(trainer, batch_of(1))  # allocates the optimizer state
 
         def peak_with(rows: int) -> int:
             ledger.reset_peaks()
@@ -1102,7 +1090,7 @@ plots.lines(
 
 # %% tags=["C37", "nbval-ignore-output"]
 def time_per_row(build: Callable[[], Trainer], sizes: list[int]) -> dict[int, float]:
-    """Milliseconds per row (all ranks' rows) in the fastest of three steps, by rows per rank."""
+    """Return milliseconds per row (of all ranks' rows) in the fastest of three steps, by rows per rank."""
     let_communication_go_first()
     times = {}
     with parse_link("latency=2ms,bandwidth=100MB/s"):
@@ -1148,11 +1136,10 @@ plots.lines(
 # %% [markdown]
 # (On a busy machine, single points may be off, but the shape of the curves stays the same.)
 #
-# This is the trade-off: at the same batch size, FSDP costs time, but it makes larger batches or
-# larger models possible. The larger batch wins back most of this time, because more rows share the
-# traffic of a step. Whether it wins back all of it depends on the link and on the compute per row:
-# this FSDP hides nothing, and sending 1.5 times the bytes for twice the rows is about a draw. If
-# DDP's batch fits with memory to spare, FSDP gains nothing.
+# This is the trade-off: at the same batch size, FSDP costs time, but it makes larger batches or larger models possible.
+# The larger batch wins back most of this time, because it amortizes the traffic of a step over more rows. Whether it
+# wins back all of it depends on the link and on the compute per row: this FSDP hides nothing, and sending 1.5 times the
+# bytes for twice the rows roughly breaks even. If DDP's batch fits with memory to spare, FSDP gains nothing.
 #
 # ## Break it
 #
@@ -1160,9 +1147,8 @@ plots.lines(
 #
 # "With FSDP, memory is no lower than with DDP" is the complaint in
 # [fairscale#1050](https://github.com/facebookresearch/fairscale/issues/1050) and
-# [Lightning#15976](https://github.com/Lightning-AI/pytorch-lightning/issues/15976). One cause is a
-# wrapping policy that matches no module, so that the root is the only unit. `shard_model` without
-# blocks comes close:
+# [Lightning#15976](https://github.com/Lightning-AI/pytorch-lightning/issues/15976). One cause is a wrapping policy that
+# matches no module, so that the root is the only unit. Calling `shard_model` without blocks has much the same effect:
 
 
 # %%
@@ -1178,20 +1164,19 @@ for name in ("DDP", "only the root", "yours"):
     print(f"{name:14} peak of model state {usage[name]['state_peak']:10,} bytes")
 
 # %% [markdown]
-# The root is gathered before forward and stays whole to the end of backward. Its unsharded gradient
-# is just as large, so together they take 8Ψ bytes, and the shards are extra. Between steps
-# everything is sharded, so a measurement *between* steps does not reveal the mistake. Always print
-# the table of units.
+# The root is gathered before the forward pass and stays unsharded until the end of the backward pass. Its unsharded
+# gradient is just as large, so together they take 8Ψ bytes, in addition to the shards. Between steps everything is
+# sharded, so a measurement *between* steps does not reveal the mistake. Always print the table of units.
 #
 # ### A method other than forward
 #
-# Hooks run when a module is *called*. Any other access to a sharded module, by `generate()` or
-# through a submodule, finds the parameters in their state between steps:
+# Hooks run when a module is *called*. Any other access to a sharded module, by `generate()` or through a submodule,
+# finds the parameters still sharded:
 
 
 # %%
 def bypass() -> dict[str, str]:
-    """The error of the root's embedding while the root is sharded."""
+    """Return the error of the root's embedding while the root is sharded."""
     warnings.simplefilter("ignore", FutureWarning)
     from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
@@ -1215,14 +1200,13 @@ print_wrapped(f"torch's FSDP: {said['torch']}")
 print_wrapped(f"minifsdp: {said['minifsdp']}")
 
 # %% [markdown]
-# With torch's FSDP (here with `use_orig_params=True`), the parameter is a piece of the flat shard,
-# which is a 1-D tensor. The message does not mention this
-# ([pytorch#124019](https://github.com/pytorch/pytorch/issues/124019),
-# [transformers#39186](https://github.com/huggingface/transformers/issues/39186)). minifsdp replaces
-# the parameter with a placeholder (`Absent` in `minifsdp/fsdp/absent.py`). The placeholder has the
-# parameter's shape, and its error explains why there are no values.
+# With torch's FSDP (here with `use_orig_params=True`), the parameter is a slice of the flat shard, which is a 1-D
+# tensor. The message does not mention this ([pytorch#124019](https://github.com/pytorch/pytorch/issues/124019),
+# [transformers#39186](https://github.com/huggingface/transformers/issues/39186)). minifsdp replaces the parameter with
+# a placeholder (`Absent` in `minifsdp/fsdp/absent.py`). The placeholder has the parameter's shape, and its error
+# explains why there are no values.
 #
-# ### State read outside forward
+# ### State read outside the forward pass
 #
 # For the same reason, a norm, a histogram or a checkpoint of `model.blocks[0].qkv.weight` cannot
 # work, and the `state_dict()` of your FSDP contains only one shard per unit:
@@ -1254,7 +1238,7 @@ print(f"inside summon_full_params, which gathers: shape {list(shape)}")
 
 # %%
 def too_early(early: bool) -> tuple[bool, int]:
-    """Whether a step changes the shards, and the bytes of parameters that the optimizer holds."""
+    """Return whether a step changes the shards, and the bytes of parameters that the optimizer holds."""
     model = SETTINGS.model().to(rank_device())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     units = shard_model(model, PIECES)
@@ -1274,9 +1258,9 @@ for early, (changed, held) in zip((False, True), launch(both, RANKS)[0], strict=
     print(f"optimizer built {'before' if early else 'after'} sharding: trains {changed}, holds {held:,} bytes")
 
 # %% [markdown]
-# An optimizer built before sharding holds the original parameters. The model no longer computes
-# with them, so they have no gradient, and the optimizer silently skips them all. It also keeps
-# their memory alive, which is the memory of the whole model. So build the optimizer after wrapping.
+# An optimizer built before sharding holds the original parameters. The model no longer computes with them, so they have
+# no gradient, and the optimizer silently skips them all. It also keeps their memory alive, which is as large as the
+# full model. So build the optimizer after wrapping.
 #
 # ## What is still missing
 #
@@ -1308,30 +1292,29 @@ plots.timeline(
 )
 
 # %% [markdown]
-# (A busy machine stretches the spans, most of all those of the reductions, because their additions
-# need the processor.)
+# (On a busy machine, the spans are longer, especially those of the reductions, because their additions need the
+# processor.)
 #
-# Every gather and every reduction is on the critical path: compute and link take turns. The
-# mathematics does not require this. A block could be reduced while the next one is computing, and
-# the next block could be gathered while the current one is computing. This takes streams, events,
-# and a schedule for issuing the collectives. You find them in `overlap.py`, `prefetch.py` and
-# `rate_limit.py` in `minifsdp/fsdp/schedules`, which are the next rungs of `minifsdp ladder`.
+# Every gather and every reduction is on the critical path: compute and link take turns. The mathematics does not
+# require this. A block could be reduced while the next one is being computed, and the next block could be gathered
+# while the current one is being computed. This takes streams, events, and a schedule for issuing the collectives. You
+# find them in `overlap.py`, `prefetch.py` and `rate_limit.py` in `minifsdp/fsdp/schedules`, which are the next rungs of
+# `minifsdp ladder`.
 #
 # ## What to remember
 #
-# 1. The cycle of a unit is gather, compute, free in forward, and gather, compute, free,
-#    reduce-scatter in backward. The parameters are freed before the gradient is reduced. The root
-#    stays whole from its forward to the end of backward.
-# 2. The peak consists of the shards, the parameters and gradients of the root and of the largest
-#    unit, and the activations. The optimizer's state is never gathered. With a single unit, all
-#    parameters and all gradients are whole at the peak, and little is saved.
+# 1. The cycle of a unit is gather, compute, free in the forward pass, and gather, compute, free, reduce-scatter in the
+#    backward pass. The parameters are freed before the gradient is reduced. The root stays unsharded from its forward
+#    to the end of the backward pass.
+# 2. The peak consists of the shards, the parameters and gradients of the root and of the largest unit, and the
+#    activations. The optimizer state is never gathered. With a single unit, all parameters and all gradients are
+#    unsharded at the peak, and little is saved.
 # 3. Freeing shrinks the *storage* to 0 bytes, whatever names, views and saved tensors refer to it.
 #    Gather back into the same storage, through an alias with its own version counter.
-# 4. FULL_SHARD takes 2U - 1 gathers, U reduce-scatters and 1.5 times DDP's traffic. SHARD_GRAD_OP
-#    takes U gathers, U reduce-scatters and no more than DDP's traffic, but all parameters are whole
-#    when forward ends.
-# 5. FSDP is data parallelism: each rank computes with whole parameters on its own rows. Only the
-#    storage is sharded.
+# 4. FULL_SHARD takes 2U - 1 gathers, U reduce-scatters and 1.5 times DDP's traffic. SHARD_GRAD_OP takes U gathers, U
+#    reduce-scatters and no more than DDP's traffic, but all parameters are unsharded when the forward pass ends.
+# 5. FSDP is data parallelism: each rank computes with unsharded parameters on its own rows. Only the storage is
+#    sharded.
 #
 # ## Questions
 #
@@ -1339,8 +1322,8 @@ plots.timeline(
 #
 # <details><summary>Answer</summary>
 #
-# At rest it saves all but 1/N of everything. But at the peak, that layer is whole, and so is its gradient; together
-# they take 4Ψ bytes. To go lower, split the layer or its computation (tensor parallelism).
+# At rest, FSDP saves all but 1/N of everything. But at the peak, that layer is unsharded, and so is its gradient;
+# together they take 4Ψ bytes. To go lower, split the layer or its computation (tensor parallelism).
 # </details>
 #
 # **2. Why is the root not freed after its forward?**
@@ -1357,17 +1340,18 @@ plots.timeline(
 #
 # They send everything four times: in each micro-batch, a unit is gathered twice and its gradient is reduced and added
 # to the shard's gradient. Reducing only after the last micro-batch saves three reductions per unit, but keeps the
-# unsharded gradients of the whole model in the meantime (`no_sync`).
+# unsharded gradients of all units in the meantime (`no_sync`).
 # </details>
 #
 # **4. A parameter is not used in a step. What does your `attach` do with its unit?**
 #
 # <details><summary>Answer</summary>
 #
-# Its gradient never arrives, so the unit is neither freed nor reduced, and its count of missing
-# gradients does not return to its start. The next step is worse: it continues from this leftover
-# count, ends the unit too early, and silently reduces an incomplete gradient. minifsdp and torch
-# end such units in the end-of-backward callback of 5.1 and count the missing gradient as zero.
+# The gradient of this parameter never arrives, so the unit is neither freed nor reduced, and its count of missing
+# gradients is not reset. The next step is worse: it continues from this leftover count, ends the unit too early, and
+# silently reduces an incomplete gradient. minifsdp and torch end such units in the end-of-backward callback of 5.1 and
+# count the missing gradient as zero.
+# </details>
 #
 # **5. Why is the hook on the output, and not on the gradient of the next module's input?**
 #
@@ -1383,5 +1367,5 @@ plots.timeline(
 # - ZeRO: [arXiv 1910.02054](https://arxiv.org/abs/1910.02054), section 5 (stages) and 7 (communication volume).
 # - torch: `torch/distributed/fsdp/_runtime_utils.py` (the hooks), `torch/distributed/fsdp/_flat_param.py` (`unshard`,
 #   `reshard`, `resize_` of storages).
-# - minifsdp: `fsdp/unit.py`, `fsdp/flat_unit.py`, `fsdp/schedules/sync.py`, `fsdp/engine.py`: your
-#   pieces, generalized to any model.
+# - minifsdp: `fsdp/unit.py`, `fsdp/flat_unit.py`, `fsdp/schedules/sync.py`, `fsdp/engine.py`: your functions,
+#   generalized to any model.

@@ -21,12 +21,12 @@
 #
 # **Afterwards you can**
 #
-# - compute when a piece of work starts on a device whose host runs ahead, given the streams, the events and the host's
-#   pace;
+# - compute when a piece of work starts on a device whose host runs ahead, given the streams, the events and the time
+#   that the host needs to queue each piece;
 # - overlap a gather and a reduction with compute, and name the one place where compute has to wait for each;
 # - find a missing wait in a log, and explain why it raises no error;
 # - free memory that a queued kernel has yet to read, without stopping the host or a stream;
-# - predict the gain from overlap on a GPU, and explain why the same order of issue gains almost nothing on a CPU.
+# - predict the gain from overlap on a GPU, and explain why the same order of issue saves almost nothing on a CPU.
 #
 # **You need** lab 05 (gather, free and reduce-scatter, and what a schedule decides). Streams and events are explained
 # here.
@@ -69,22 +69,22 @@ from minifsdp.flat_param import FlatParameter
 #
 # | setup | `wait()` blocks | what runs ahead | a timeline shows | its times represent |
 # |---|---|---|---|---|
-# | laptop, gloo | the host | nothing | operations, waits, messages | this processor and an emulated link |
+# | laptop, gloo | the host | nothing | operations, waits, collectives | this processor and an emulated link |
 # | two ranks on one GPU, NCCL | the stream | the host | kernels | nothing real: see below |
 # | a GPU for each rank, NCCL | the stream | the host | kernels | these GPUs and their links |
 #
-# On the laptop, the host computes, and other threads carry the messages. On a shared GPU, the streams, the events and
-# the order of kernels are real, but the ranks take turns on the GPU and communicate over sockets, so you cannot measure
-# the *gain* from overlap there. Some parts run in the same way in every setup: programs for the *paper GPU*, which
-# exists only as a model, are recorded on the CPU, and cells that call `versus` run their ranks over gloo on the CPU.
-# Everything else runs in your setup.
+# On the laptop, the host itself computes, and other threads carry the messages. On a shared GPU, the streams, the
+# events and the order of kernels are real, but the ranks take turns on the GPU and communicate over sockets, so you
+# cannot measure the *gain* from overlap there. Some parts run in the same way in every setup: programs for the
+# simulated GPU, which exists only as a model (the cells call it the *paper GPU*), are recorded on the CPU, and cells
+# that call `versus` run their ranks over gloo on the CPU. Everything else runs in your setup.
 #
 # ## 6.1 When does each piece finish?
 #
 # *10 minutes, medium*
 #
-# These rules fit into a dozen lines of code. Make a prediction first. The host queues the following five pieces of work
-# in this order, and needs 0.5 ms to queue each of them, including the first:
+# These rules can be written in a dozen lines of code. Make a prediction first. The host queues the following five
+# pieces of work in this order, and needs 0.5 ms to queue each of them, including the first:
 #
 # | number | stream | takes | after |
 # |---|---|---|---|
@@ -149,14 +149,14 @@ slips = {
 outcome("6.1", round(1e3 * finish_times(FIVE, 0.5e-3)[-1], 3), how="computed", slips=slips)
 
 # %% [markdown]
-# Now apply your function to the forward pass of six units. The kernels and messages are the same in three settings:
+# Now apply your function to the forward pass of six units. The kernels and collectives are the same in three settings:
 #
 # - **lab 05 on a GPU**: everything is issued on one stream, so a gather starts only when the compute before it has
 #   finished;
 # - **two streams on a GPU**: a gather starts when the link is free, and each unit's compute waits for that unit's
 #   gather;
-# - **two streams on a CPU**: the same, but the host computes. While it computes, it issues nothing, as if it waited for
-#   every kernel.
+# - **two streams on a CPU**: the same, but the host itself computes. While it computes, it issues nothing, as if it
+#   waited for every kernel.
 #
 # Predict first: in which two settings does the forward pass take the same time?
 
@@ -232,9 +232,10 @@ plots.timeline(
 # %% [markdown]
 # `minifsdp.course.machine` is a full version of your function. A `Recorder` logs every request that a real training
 # step makes of its device (kernels with their operations and bytes, collectives, waits, allocations and frees, each
-# with its stream), and `replay` computes when each of them would run on given hardware. This lab uses the model where a
-# laptop cannot measure, and every figure drawn from it is labelled *model, not measured*. The model ignores the host's
-# jitter, the slowdown that kernels and collectives cause each other, and the multiprocessors that NCCL occupies.
+# with its stream), and `replay` computes when each of them would run on given hardware. This lab uses the model
+# wherever a laptop cannot measure the effect, and every figure drawn from it is labelled *model, not measured*. The
+# model ignores jitter on the host, the slowdown that kernels and collectives cause each other, and the multiprocessors
+# that NCCL occupies.
 #
 # ## 6.2 Order two streams
 #
@@ -245,7 +246,7 @@ plots.timeline(
 # `device.command_observers` is still called with each command that a GPU would receive. The checks in this lab and the
 # recorder rely on these calls.
 #
-# Predict: `giver` has 40 ms of work queued. For how many ms does `order_streams` block the host?
+# Predict: `giver` has 40 ms of work queued. For how many milliseconds does `order_streams` block the host?
 
 # %%
 predict("6.2", ..., "ms for which the host stands still in order_streams")
@@ -296,18 +297,18 @@ outcome("6.2", stands, how="computed", slips=slips)
 #
 # *8 minutes, medium*
 #
-# This is lab 05's gather, on its own stream and without the final wait. It issues two things, and *both* belong on that
-# stream: the collective, which starts when that stream reaches it, and the allocation. The allocator keeps a separate
-# pool of memory for each stream. A freed block can be reused on its own stream at once, because its last user comes
-# earlier in the same queue. A block from the compute stream's pool, by contrast, may still be in use by compute when
-# the gather writes into it.
+# This is lab 05's gather, on its own stream and without the final wait. It issues two operations, and *both* belong on
+# that stream: the collective, which starts when that stream reaches it, and the allocation. The allocator keeps a
+# separate pool of memory for each stream. A freed block can be reused on its own stream immediately, because its last
+# user comes earlier in the same queue. A block from the compute stream's pool, by contrast, may still be in use by
+# compute when the gather writes into it.
 #
 # The gather reads this rank's shard, which the optimizer has written on the compute stream. One wait per step, before
 # the first gather, is enough to order the two (with your function from 6.2). That wait does not belong in `gather`: a
 # gather that waited for all compute queued so far would not overlap with anything.
 #
 # The cell below runs your function on a worst-case link: no data arrives until something waits for it, and until then
-# the buffer holds NaN. How many elements of `flat.full` are correct when your function returns?
+# the buffer contains NaN. How many elements of `flat.full` are correct when your function returns?
 
 # %%
 predict("6.3", ..., "elements of a block's `flat.full` that are right when gather returns")
@@ -384,15 +385,15 @@ assert after
 #
 # *15 minutes, hard*
 #
-# Values do not reveal such a bug, but the order of issue does. The log used here has one line for each action of the
-# host:
+# Values do not reveal such a bug, but the order of issue does. The log used here has one line for each action that the
+# host takes:
 #
 # | verb | what | stream | means |
 # |---|---|---|---|
-# | `gather` | unit | the stream of issue | the unit's data is under way from here on; the stream itself does not wait |
+# | `gather` | unit | the issuing stream | the unit's data is under way from here on; the stream itself does not wait |
 # | `wait` | unit | the waiting stream | it waits for the unit's most recent gather |
-# | `record` | event | the recording stream | the event stands for all that the stream is sure of at this point |
-# | `wait event` | event | the waiting stream | it waits for the event's last `record`, and is then sure of the same |
+# | `record` | event | the recording stream | the event stands for all gathers that the stream is sure of here |
+# | `wait event` | event | the waiting stream | it waits for the event's last `record`, and is then sure of those |
 # | `read` | unit | the kernel's stream | a kernel computes with the unit's parameters |
 #
 # A stream is *sure* of a gather if it has waited for that gather itself, or if it has waited for an event that another
@@ -447,7 +448,7 @@ for number in missing_waits(log):
 # *8 minutes, medium*
 #
 # The host frees a unit once it has *issued* the unit's last kernel. That kernel still has to read the unit's memory,
-# and may not run until a second later. A host that waited for the kernel could not run ahead. So the allocator must
+# and may not run until a second later. If the host waited for the kernel, it could not run ahead. So the allocator must
 # know which streams still read the memory. It knows the stream on which the memory was allocated; every other stream
 # that reads it must be recorded before the memory is freed:
 #
@@ -456,9 +457,10 @@ for number in missing_waits(log):
 # When the memory is freed, the allocator records an event on the recorded stream, and it reuses the memory only after
 # the event has happened.
 #
-# In the cell below, a "gather" of 12 MiB is written on the link's stream and summed on the compute stream, which takes
-# a long time. The host frees the buffer at once and allocates the next one of 12 MiB. The result of the sum takes 2
-# MiB, the smallest amount that the allocator requests from the device. How many MiB does the allocator request in all?
+# In the cell below, a 12 MiB buffer is "gathered" on the link's stream and summed on the compute stream, which takes a
+# long time. The host frees the buffer immediately and allocates the next one, also of 12 MiB. The result of the sum
+# takes 2 MiB, the smallest amount that the allocator requests from the device. How many MiB does the allocator request
+# in total?
 
 # %%
 predict("6.5", ..., "MiB reserved: two gathers of 12 MiB, the first freed while it is read, and 2 MiB")
@@ -467,7 +469,7 @@ predict("6.5", ..., "MiB reserved: two gathers of 12 MiB, the first freed while 
 # %% tags=["exercise-6.5"]
 @exercise("6.5")
 def free(buffer: Tensor, readers: list[Any]) -> None:
-    """Free the memory of `buffer` at once; its contents stay intact until the `readers` have reached this point.
+    """Free the memory of `buffer` immediately; its contents stay intact until the `readers` have reached this point.
 
     Args:
         buffer: a gathered unit. Views and autograd share its storage, so the storage shrinks to 0 bytes, while the
@@ -496,7 +498,7 @@ SMALL = replace(
 
 
 def refill(free: Callable[[Tensor, list[Any]], None]) -> Run:
-    """Write a buffer, read it on another stream, free it and write the next: recorded on a CPU, replayed on paper."""
+    """Write a buffer, read it on another stream, free it, write the next; record this on a CPU, and replay it."""
     numel = 12 * MIB // 4
     with Recorder() as recorder:
         link, compute = device.new_stream(CPU), device.current_stream(CPU)
@@ -539,22 +541,22 @@ assert not run.hazards, "the next gather is written over what compute still read
 #
 # Suppose that the host has issued all kernels that compute a unit's gradient and has freed the unit's parameters. Next,
 # it issues the reduction. The reduction reads what the compute stream is still writing, so the two streams must be
-# ordered. Nothing in the rest of backward reads the result, so nothing needs to wait for the reduction now. What does
-# wait for it, and when?
+# ordered. Nothing in the rest of the backward pass reads the result, so nothing needs to wait for the reduction now.
+# What does wait for it, and when?
 #
-# - The optimizer waits for it, at the end of backward.
-# - The next reduction waits for it, so that only one unsharded gradient is held at a time. (This is true in the host's
-#   order, which is the only order on a CPU. On a GPU, gradients that have been freed wait for their events, so several
-#   may still occupy memory.)
+# - The optimizer waits for it, at the end of the backward pass.
+# - The next reduction waits for it, so that only one unsharded gradient is held at a time. (This is true in the order
+#   in which the host issues the work, which is the only order on a CPU. On a GPU, the memory of freed gradients becomes
+#   available only after their events, so several may still occupy memory.)
 #
 # `unit.wait_reduce()` does more than wait: on the current stream, it adds the mean to the shard's `.grad` and frees the
-# unsharded gradient. So this call belongs on the reductions' stream as well.
+# unsharded gradient. So this call belongs on the reduction stream as well.
 #
 # Predict, for the lab's model (5 blocks of 133,665 elements, 2 ranks): at the peak of a step, how many more bytes does
-# a rank hold than in lab 05, where every reduction was waited for at once? In lab 05 the peak came when the gradient of
-# block 0, the last block in backward, was complete and the block's parameters had not yet been freed. On gloo, also
-# count the receive buffers of a reduction in flight. They hold the other ranks' parts, (N - 1) / N of a block, which
-# minifsdp sums itself. NCCL needs no such memory.
+# a rank hold than in lab 05, where each reduction was awaited immediately? In lab 05, the peak came when the gradient
+# of block 0, the last block in the backward pass, was complete and the block's parameters had not yet been freed. With
+# gloo, also count the receive buffers of a reduction in flight. They hold the other ranks' contributions, (N - 1) / N
+# of a block, which minifsdp sums itself. NCCL needs no such memory.
 
 # %%
 predict("6.6", ..., "bytes more at the peak of a step than without overlap, 2 ranks")
@@ -562,7 +564,7 @@ predict("6.6", ..., "bytes more at the peak of a step than without overlap, 2 ra
 
 # %%
 class Reducing(NamedTuple):
-    """The part of a unit that 6.6 may use; the real class is `minifsdp.fsdp.unit.Unit`."""
+    """The methods of a unit that 6.6 may use; the real class is `minifsdp.fsdp.unit.Unit`."""
 
     device: torch.device
     start_reduce: Callable[[], None]
@@ -658,11 +660,11 @@ def build(schedule: Any, paper: Group | None = None, settings: Settings = SETTIN
 
 
 # %% [markdown]
-# ### Measured: the same losses, and one more gradient at the peak
+# ### Measured: the same losses, and one more gradient in memory at the peak
 #
 # The computation is unchanged, so every rank's losses equal those under lab 05's schedule, bit for bit. Memory use is
 # slightly higher. (The ledger counts what the program holds, in the order in which the host allocates and frees it. On
-# a GPU, freed memory may still be in use; the paper GPU further down counts that memory too.)
+# a GPU, freed memory may still be in use; the simulated GPU further down counts that memory too.)
 
 
 # %%
@@ -736,13 +738,13 @@ plots.stages(
 # %% [markdown]
 # ## Break it: a wait that comes too late
 #
-# One line is moved: in forward, the wait for block 2's gather now comes after the block's computation. The cell runs
-# both the changed schedule and the unchanged one on the worst-case link.
+# One line is moved: in the forward pass, the wait for block 2's gather now comes after the block's computation. The
+# cell runs both the changed schedule and the unchanged one on the worst-case link.
 
 
 # %%
 class LateWait(LabOverlap):
-    """In forward, block 2 computes first and waits for its gather afterwards."""
+    """A schedule in which block 2 computes first and waits for its gather afterwards, in the forward pass."""
 
     def pre_forward(self, unit: Unit) -> None:
         self.gather(unit)
@@ -779,16 +781,16 @@ assert right == [round(loss, 4) for loss in mine["losses"]]
 print(f"as it is, with the late wait: {plausible}")
 
 # %% [markdown]
-# The loss is NaN because the emulated link fills memory with NaN until the data arrives. On a link that does not do so,
-# block 2 computes with whatever is in its memory: part of the gathered data, or older values. The loss may then be
-# right, wrong but plausible, or NaN, and it may differ from run to run. So check the order, not the values. The next
-# cell translates the recorded program of one rank into the notation of 6.4. It compares the verdict of your detector
-# with that of the paper GPU, which checks every buffer.
+# The loss is NaN because the emulated link fills memory with NaN until the data arrives. On a real link, block 2
+# computes with whatever is in its memory: some of the gathered data, or older values. The loss may then be right, wrong
+# but plausible, or NaN, and it may differ from run to run. So check the order, not the values. The next cell translates
+# the recorded program of one rank into the notation of 6.4. It compares the verdict of your detector with that of the
+# simulated GPU, which checks every buffer.
 
 
 # %%
 def batch() -> data.Batch:
-    """One rank's rows; only sizes matter on paper."""
+    """Return one rank's rows; only their sizes matter in a recording."""
     tokens = torch.zeros(12, SETTINGS.context, dtype=torch.long)
     return tokens, tokens
 
@@ -833,7 +835,7 @@ print_wrapped(hazards[0].text)
 # ### Break it: the streams are not ordered
 #
 # The next cell runs the same check on a schedule that omits your `order_streams` at the beginning of a step and at the
-# end of backward.
+# end of the backward pass.
 
 # %%
 unordered = program_of(partial(LabOverlap, pieces=PIECES._replace(order_streams=lambda giver, taker: None)))
@@ -845,7 +847,7 @@ assert {hazard.kind for hazard in hazards} == {"missing wait"}
 # %% [markdown]
 # ### Break it: free without recording the reader
 #
-# This is your schedule again, except that the compute stream is not recorded as a reader of the gathers' memory.
+# This is your schedule again, except that the compute stream is not recorded as a reader of the gathered memory.
 
 # %%
 untold = program_of(partial(LabOverlap, pieces=PIECES._replace(free=without_record_stream)))
@@ -858,23 +860,23 @@ for name, program in (("yours", programs["yours"]), ("without record_stream", un
 assert reused, "the next gather should have got memory that is still read"
 
 # %% [markdown]
-# The gather of block 1 overwrites block 0, whose kernels have not run yet. On a CPU, where the host computes, this
-# cannot happen, so such a bug appears only once the program runs on GPUs.
+# The gather of block 1 overwrites block 0, whose kernels have not run yet. This cannot happen on a CPU, where the host
+# itself computes, so such a bug appears only once the program runs on GPUs.
 #
 # ## The gain from overlap
 #
 # ### Modelled: a host that runs ahead
 #
-# The next cell compares three schedules on a small paper GPU, slow enough that even this small model keeps it busy: lab
-# 05's schedule, yours, and yours with one change. Your schedule issues a unit's reduction at the end of the unit's
-# backward, and the gather of the next unit after it. A communicator has only *one* queue to the link. So the gather
-# waits for the reduction, and the reduction waits for the gradient, which is still being computed. In the changed
-# schedule, the gather is issued first.
+# The next cell compares three schedules on a small simulated GPU, slow enough that even this small model keeps it busy:
+# lab 05's schedule, yours, and yours with one change. Your schedule issues a unit's reduction at the end of the unit's
+# backward, and then the gather of the next unit. A communicator has only *one* queue to the link. So the gather waits
+# for the reduction, and the reduction waits for the gradient, which is still being computed. In the changed schedule,
+# the gather is issued first.
 
 
 # %%
 class GatherFirst(LabOverlap):
-    """In backward, the next unit's gather is issued before the reduction that is due."""
+    """A schedule that issues the next unit's gather before the reduction that is due, in the backward pass."""
 
     due: Unit | None = None
 
@@ -949,27 +951,27 @@ plots.timeline(
 )
 
 # %% [markdown]
-# This is figure 5 of the FSDP paper (arXiv 2304.11277, sections 3.3.1 and 3.3.2), drawn from your own program. In
-# forward, the host has issued all gathers before the first unit has been computed, and each gather starts as soon as
-# the link is free. In backward, the middle row shows the paper's case without prefetching: the gather of block 3 is
-# queued behind the reduction of block 4, which is waiting for a gradient. In the last row, gathers overlap with compute
-# in backward as well. Only the first gather and the last reductions remain exposed, because there is nothing to compute
-# in the meantime. (Block 4 is gathered twice in a row because it is freed after forward and is the first block in
-# backward.)
+# This is figure 5 of the FSDP paper (arXiv 2304.11277, sections 3.3.1 and 3.3.2), drawn from your own program. In the
+# forward pass, the host has issued all gathers before the first unit has been computed, and each gather starts as soon
+# as the link is free. In the backward pass, the middle row shows the case that the FSDP paper describes without
+# prefetching: the gather of block 3 is queued behind the reduction of block 4, which is waiting for a gradient. In the
+# last row, gathers overlap with compute in the backward pass as well. Only the first gather and the last reductions
+# remain exposed, because there is nothing to compute in the meantime. (Block 4 is gathered twice in a row because it is
+# freed after its forward and is the first block in the backward pass.)
 #
-# Your program is the same on every host: it issues a gather and then waits for it at once, with no kernel in between.
-# If it is a stream that waits, the host goes on to the next unit. If it is the host that waits, no gather is hidden. A
-# reduction does have kernels between its issue and the wait for it, on any host. But the next gather is queued behind
-# the reduction on the link, and compute waits for that gather. So a step on a machine whose host computes takes almost
-# as long as before, unless the gather goes first.
+# Your program is the same on every host: it issues a gather and then waits for it immediately, with no kernel in
+# between. If it is a stream that waits, the host goes on to the next unit. If it is the host that waits, no gather is
+# hidden. A reduction does have kernels between its issue and the wait for it, on any host. But the next gather is
+# queued behind the reduction on the link, and compute waits for that gather. So on a CPU, where the host itself
+# computes, a step takes almost as long as before, unless the gather goes first.
 #
-# ### Measured: on a machine whose host computes
+# ### Measured: on a CPU
 #
 # Here the same schedules are timed by the wall clock, with two ranks on an emulated link of 2 ms and 50 MB/s. The
-# schedules take turns. They run over gloo on the CPU even if there are GPUs, because the subject is a host that
-# computes. Each measurement is shown next to the model's prediction for this machine. The model is given the measured
-# compute time of each schedule and predicts the time spent waiting. It ignores the delay in waking threads. The first
-# error is that of the whole step, the second that of the waits alone.
+# schedules take turns. They run over gloo on the CPU even if there are GPUs, because the question here is what happens
+# when the host itself computes. Each measurement is shown next to the model's prediction for this machine. The model is
+# given the measured compute time of each schedule and predicts the time spent waiting. It ignores the delay in waking
+# threads. The first error is that of the entire step, the second that of the waits alone.
 
 
 # %% tags=["C14", "nbval-ignore-output"]
@@ -1014,11 +1016,11 @@ for name, each in results.items():
 # ### Traced: a step in your setup
 #
 # The next cell traces a step of each of the three schedules in your setup. On a CPU, this is the machine just measured.
-# On a GPU, the streams, the events and `record_stream` are torch's, the links are real, and the model is larger, so
-# that its kernels take longer to run than to launch. The communication in such a trace consists of NCCL's own kernels.
-# They run on a stream of the process group; your two streams only determine their order and own their memory. (`launch`
-# gives the process group's stream high priority, `ProcessGroupNCCL.Options(is_high_priority_stream=True)`, so its
-# kernels get free multiprocessors first.)
+# On a GPU, the streams, the events and `record_stream` are those of torch, the links are real, and the model is larger,
+# so that its kernels take longer to run than to launch. The communication in such a trace consists of NCCL's own
+# kernels. They run on a stream of the process group; your two streams only determine their order and own their memory.
+# (`launch` gives the process group's stream high priority, `ProcessGroupNCCL.Options(is_high_priority_stream=True)`, so
+# its kernels get free multiprocessors first.)
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1059,10 +1061,10 @@ plots.timeline(
 )
 
 # %% [markdown]
-# On a CPU, no gather overlaps with compute in any row, because the host waits for each gather at once. In the last row,
-# reductions do overlap with compute, because no gather is queued behind them. On a GPU, look for effects that a CPU
-# cannot show: forward gathers that overlap with the previous unit's compute, and gaps in backward that appear in the
-# middle row but not in the last one.
+# On a CPU, no gather overlaps with compute in any row, because the host waits for each gather immediately. In the last
+# row, reductions do overlap with compute, because no gather is queued behind them. On a GPU, look for effects that a
+# CPU cannot show: forward gathers that overlap with the previous unit's compute, and gaps in the backward pass that
+# appear in the middle row but not in the last one.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -1079,9 +1081,9 @@ compute has gaps everywhere: a small model's kernels are shorter than their laun
 # %% [markdown]
 # ## What is still missing
 #
-# Two things are missing, and you have seen both. First, on a host that computes, no gather is issued early, in forward
-# or in backward, unless the schedule issues the next unit's gather *before* it computes the current unit. That is
-# prefetching, the subject of lab 07. Second, if the host runs ahead, units are gathered as fast as the link allows,
+# Two things are missing, and you have seen both. First, on a CPU, where the host itself computes, no gather is issued
+# early, in either pass, unless the schedule issues the next unit's gather *before* it computes the current unit. That
+# is prefetching, the subject of lab 07. Second, if the host runs ahead, units are gathered as fast as the link allows,
 # long before they are needed:
 
 # %%
@@ -1095,10 +1097,10 @@ assert runs["lab 05"].peak("active") == runs["lab 05"].peak("allocated") == runs
 assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB + whole
 
 # %% [markdown]
-# *Active* memory is allocated memory plus freed memory that still waits for an event. No more memory is allocated at
-# any one time than in lab 05. But the host is so far ahead that freed gathers and gradients pile up: the additional
-# 10.8 MiB of active memory are nearly four times the size of the whole unsharded model. The rate limiter of lab 08 is
-# the remedy.
+# *Active* memory is allocated memory plus freed memory that is still waiting for an event. No more memory is allocated
+# at any one time than in lab 05. But the host is so far ahead that freed gathers and gradients pile up: the additional
+# 10.8 MiB of active memory are nearly four times the size of the unsharded model. The rate limiter of lab 08 is the
+# remedy.
 #
 # ## What to remember
 #
@@ -1110,7 +1112,7 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 # 4. A missing wait raises no error. Check the order, not the values.
 # 5. Memory belongs to the stream that allocated it. Memory that another stream reads must be recorded on that stream
 #    before it is freed, and becomes available only after the reader has finished.
-# 6. A communicator is one queue to the link: messages travel in the order of issue, however urgent a later one is.
+# 6. A communicator is a single queue to the link: collectives run in the order of issue, however urgent a later one is.
 #
 # ## Questions
 #
@@ -1119,11 +1121,12 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 #
 # <details><summary>Answer</summary>
 #
-# Look for code that needs a value: `.item()`, `print(loss)`, a comparison of tensors in an `if`, `nonzero`, a copy to
-# the CPU. Each of these blocks the host until the device has caught up, and everything after that is issued late.
+# Look for code that needs a value from the device: `.item()`, `print(loss)`, a comparison of tensors in an `if`,
+# `nonzero`, a copy to the CPU. Each of these blocks the host until the device has caught up, and everything after that
+# is issued late.
 # </details>
 #
-# **2. Why does `begin_forward` make the gathers' stream wait for the compute stream, and why is once per step enough?**
+# **2. Why does `begin_forward` make the gather stream wait for the compute stream, and why is once per step enough?**
 #
 # <details><summary>Answer</summary>
 #
@@ -1131,15 +1134,15 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 # optimizer step, and a stream runs in order, so everything queued after the wait runs after it.
 # </details>
 #
-# **3. Instead of calling `record_stream`, why not make the gathers' stream wait for compute before each freed block is
-# reused?**
+# **3. Why call `record_stream` at all? Could the gather stream not wait for the compute stream before each freed block
+# is reused?**
 #
 # <details><summary>Answer</summary>
 #
 # That would be correct, but the next gather would start only when all compute queued so far had finished, so nothing
 # would overlap. Nevertheless, FSDP2 does without `record_stream`. On the compute stream, it copies the gathered data
-# into the parameters; then the gathers' streams wait for an event behind that copy, and the reference to the gathered
-# buffer is dropped (`_wait_all_gather_streams_on_event`). So the gathers' streams wait for the work queued before the
+# into the parameters; then the gather streams wait for an event behind that copy, and the reference to the gathered
+# buffer is dropped (`_wait_all_gather_streams_on_event`). So the gather streams wait for the work queued before the
 # unit's computation, but not for the computation itself, and the point at which memory becomes reusable does not depend
 # on timing.
 # </details>
@@ -1149,17 +1152,17 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 # <details><summary>Answer</summary>
 #
 # It would matter less. Each communicator has its own queue, so a gather does not have to wait behind a reduction. The
-# two still share the wire (and the GPU's multiprocessors), so both slow down while they run at the same time. And the
-# orders in which different ranks issue the two must not lead to a deadlock.
+# two still share the link (and the GPU's multiprocessors), so both slow down while they run at the same time. And the
+# orders in which different ranks issue gathers and reductions must not lead to a deadlock.
 # </details>
 #
 # **5. On a CPU, what carries the messages while the host computes?**
 #
 # <details><summary>Answer</summary>
 #
-# gloo's threads carry them, or here those of the emulated link. So messages do travel during compute, once they have
-# been issued; a host that computes merely issues them late. Real gloo messages also take time on the processor that
-# computes, which the model leaves out.
+# gloo's threads carry them, or in this lab those of the emulated link. So messages do travel during compute, once they
+# have been issued; a host that is busy computing merely issues them late. Real gloo messages also take time on the
+# processor that computes, which the model leaves out.
 # </details>
 #
 # ## Further reading

@@ -12,7 +12,8 @@
 #
 # Communication now has its own stream (lab 06), but a unit's gather is still issued only when the unit is reached, and
 # the unit's computation then waits for the gather. In this lab you issue the gather earlier. In what order should units
-# be gathered, at what moment, and at what cost in memory? And what happens if the ranks do not agree on the order?
+# be gathered, when should each gather be issued, and what does issuing it early cost in memory? And what happens if the
+# ranks do not agree on the order?
 #
 # ![Backward with and without prefetch: the next gather before or after the
 # reduction](../slides/figures/overlap-backward.svg)
@@ -22,10 +23,12 @@
 #
 # **Afterwards you can**
 #
-# - record the order in which a model uses its units, in forward and in backward, and say when to trust that order;
-# - issue the next unit's gather early: in forward, before a unit's backward (PRE) and after it (POST);
+# - record the order in which a model uses its units, in the forward and the backward pass, and say when to trust that
+#   order;
+# - issue the next unit's gather early: in the forward pass, before a unit's backward (PRE) and after it (POST);
 # - predict the memory cost of each, and of prefetching more than one unit ahead, to the byte;
-# - explain why torch prefetches in backward although its host runs ahead, and why it does not prefetch in forward;
+# - explain why torch prefetches in the backward pass although its host runs ahead, and why it does not prefetch in the
+#   forward pass;
 # - predict whether ranks that gather in different orders get wrong values or hang, and turn either case into an error.
 #
 # **You need** lab 05 (units, hooks, the memory that a rank holds) and lab 06 (streams, events, a host that runs ahead).
@@ -34,8 +37,8 @@
 # (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** a few MiB of tensors per rank; a
 # process takes a few hundred MiB, mostly for torch itself.
 #
-# Order, bytes and values are those of your setup. The gain from prefetching is always measured over gloo on the CPU,
-# and it is modelled for a host that runs ahead.
+# The order, the bytes and the values come from your setup. The gain from prefetching is always measured over gloo on
+# the CPU; for a host that runs ahead, it is modelled.
 
 # %% tags=["setup"]
 # set-up
@@ -53,11 +56,11 @@ from minifsdp.fsdp.unit import Unit
 # %% [markdown]
 # ## The time lost without prefetch
 #
-# A *schedule* decides when a unit is gathered, freed and reduced. It is called at six events: the start of forward,
-# before and after a unit's forward, before and after its backward, and the end of backward. The next cell implements
-# torch's order without any prefetch, on top of minifsdp's `OverlapSchedule` (which manages the streams). A gather is
-# issued when its unit is reached, and a reduction is issued as soon as the unit's gradients are complete. Each
-# reduction is waited for just before the next one is issued.
+# A *schedule* decides when a unit is gathered, freed and reduced. It is called at six events: the start of the forward
+# pass, before and after a unit's forward, before and after its backward, and the end of the backward pass. The next
+# cell implements torch's order without any prefetch, on top of minifsdp's `OverlapSchedule` (which manages the
+# streams). A gather is issued when its unit is reached, and a reduction is issued as soon as the unit's gradients are
+# complete. Each reduction is waited for just before the next one is issued.
 
 # %%
 import dataclasses
@@ -96,7 +99,7 @@ BATCHES = list(SETTINGS.batches())
 
 
 class Unhurried(OverlapSchedule):
-    """torch's order without prefetch: every gather when its unit is reached, every reduction at once."""
+    """torch's order without prefetch: each gather is issued when its unit is reached, each reduction immediately."""
 
     def reduce(self, unit: Unit) -> None:
         super().reduce(unit)
@@ -104,7 +107,7 @@ class Unhurried(OverlapSchedule):
 
 
 def on_paper(schedule: Any, settings: Settings = TIMED) -> Program:
-    """What a rank of two asks for in two training steps, recorded without ranks."""
+    """What one of two ranks requests of its device in two training steps, recorded without starting any ranks."""
 
     def build(group: Any) -> Trainer:
         model = FullyShardedDataParallel(settings.model(), group, auto_wrap_policy={Block}, schedule=schedule)
@@ -118,10 +121,10 @@ def on_paper(schedule: Any, settings: Settings = TIMED) -> Program:
 
 
 # %% [markdown]
-# To show the lost time without the noise of a busy machine, we run this program (its kernels, collectives and waits, in
-# order) on paper, that is, in virtual time. The machine on paper is a 20 GFLOP/s laptop whose host does the computing,
-# and its link has a latency of 2 ms and a bandwidth of 50 MB/s. The times are modelled, not measured; the measurement
-# follows further down, next to the model's prediction.
+# To show the lost time without the noise of a busy machine, we record this program (its kernels, collectives and waits,
+# in order) and replay it in virtual time on a simulated machine. The simulated machine is a 20 GFLOP/s laptop that
+# computes on its CPU, and its link has a latency of 2 ms and a bandwidth of 50 MB/s. The times are modelled, not
+# measured; the measurement follows further down, next to the model's prediction.
 
 # %%
 LAPTOP = Hardware(
@@ -150,37 +153,37 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Look at backward: a unit's reduction is queued on the link *before* the next unit's gather. A link carries one message
-# after the other, and so does the queue of an NCCL communicator. So the next unit waits for two messages, although it
-# needs only one. (minifsdp's `OverlapSchedule` postpones the reduction until the next gather has been issued. torch
-# does not, so this lab does not either.)
+# Look at the backward pass: a unit's reduction is queued on the link *before* the next unit's gather. A link carries
+# one collective after the other, as does an NCCL communicator. So the next unit waits for two collectives, although it
+# needs the result of only one. (minifsdp's `OverlapSchedule` postpones the reduction until the next gather has been
+# issued. torch does not, so this lab does not either.)
 #
 # ## 7.1 Record the order
 #
 # *12 minutes, medium*
 #
 # To gather a unit early, the schedule has to know which unit comes next. A PyTorch model is a program, so the order of
-# its units is unknown before it runs. But the order is usually the same as in earlier runs. So the schedule keeps two
+# its units is unknown before it runs. But the order is usually the same in every iteration. So the schedule keeps two
 # records:
 #
-# - **forward**: the order of units in the forward of the *first iteration* (an iteration is a forward and its
-#   backward). This record is kept permanently, because the order is assumed to be *static*, as in torch (which notes
-#   only the first use of each unit).
+# - **forward**: the order of units in the forward pass of the *first iteration* (an iteration is a forward pass and its
+#   backward pass). This record is kept permanently, because the order is assumed to be *static*, as in torch (which
+#   notes only the first use of each unit).
 # - **backward**: the units of *this* iteration whose backward is still to come, in the order in which their forwards
-#   ended. Backward works through this record from its end.
+#   ended. The backward pass works through this record from its end.
 #
-# The records must also be correct for a unit that is called twice in a forward (each call counts). And a forward
-# without a backward (under `no_grad`, as in an evaluation) must not leave entries that affect later steps.
+# The records must also be correct for a unit that is called twice in a forward pass (each call counts). And a forward
+# pass without a backward pass (under `no_grad`, as in an evaluation) must not leave entries that affect later steps.
 
 
 # %% tags=["shown"]
 @dataclass
 class Order:
-    """The order in which units run.
+    """The order in which units run, as recorded so far.
 
     Attributes:
-        forward: every call in the forward of the first iteration; empty until that iteration has ended.
-        seen: every call that has begun in the current forward, or in the last one if none is under way.
+        forward: every call in the forward pass of the first iteration; empty until that iteration has ended.
+        seen: every call that has begun in the current forward pass, or in the last one if none is under way.
         ahead: the units whose backward is still to come, one entry for each call, the next one last.
     """
 
@@ -194,17 +197,18 @@ Event = Literal["begin forward", "pre-forward", "post-forward", "pre-backward", 
 # %% [markdown]
 # | event | what it means for `order` |
 # |---|---|
-# | `begin forward` | `seen` and `ahead` become empty, whatever was left in them (a backward may have raised an error) |
+# | `begin forward` | `seen` and `ahead` are emptied, whatever was left in them (a backward may have raised an error) |
 # | `pre-forward` | a call of `unit` begins: `unit` becomes the last entry of `seen` |
 # | `post-forward` | a call of `unit` ends: `unit` becomes the last entry of `ahead`, if `backward_follows` |
 # | `pre-backward` | the backward of `unit` begins: remove its **last** entry in `ahead`, if any, and all after it |
-# | `end backward` | `ahead` becomes empty; `forward`, if it is still empty, becomes a copy of `seen` |
+# | `end backward` | `ahead` is emptied; `forward`, if it is still empty, becomes a copy of `seen` |
 #
-# Why are all entries after it removed? Backward has skipped those units (their outputs were not used); otherwise they
-# would have come first. A unit that was called twice reports its backward only once, when the backward of its last call
-# begins.
+# Why are all entries after it removed? The backward pass has skipped those units (their outputs were not used);
+# otherwise their backwards would have come first. A unit that was called twice reports its backward only once, when the
+# backward of its last call begins.
 #
-# Predict: a root contains 5 blocks, and block 2 is called twice in a row. How long is `ahead` when forward ends?
+# Predict: a root contains 5 blocks, and block 2 is called twice in a row. How long is `ahead` when the forward pass
+# ends?
 
 # %%
 predict("7.1", ..., "entries of `ahead` after a forward of root and 5 blocks, one of them called twice")
@@ -226,7 +230,7 @@ def record(order: Order, event: Event, unit: Unit | None = None, backward_follow
 
 # %%
 def follow(calls: list[str], order: Order) -> int:
-    """One iteration of a root with blocks inside, units by name; returns the length of `ahead` after forward."""
+    """Run one iteration of a root that contains blocks, units by name; return the length of `ahead` after forward."""
     record(order, "begin forward")
     record(order, "pre-forward", "root")
     for name in calls:
@@ -250,9 +254,9 @@ print("forward's order:", *order.forward)
 # %% [markdown]
 # ## The schedule that uses your functions
 #
-# This schedule is `Unhurried` with four functions to fill in, called its *pieces*. The plain pieces below keep the
-# present behaviour, until yours replace them. `gather` starts a unit's gather on the stream for gathers. It does
-# nothing for a unit that is whole already or on its way, so no gather is issued twice.
+# This schedule is `Unhurried` with four functions to fill in, called its *pieces*. The default pieces below keep the
+# present behaviour until yours replace them. `gather` starts a unit's gather on the stream for gathers. It does nothing
+# for a unit that is already unsharded or whose gather is already under way, so no gather is issued twice.
 
 
 # %%
@@ -267,13 +271,13 @@ class Pieces(NamedTuple):
 
 
 class LabSchedule(Unhurried):
-    """torch's order, with pieces of yours.
+    """torch's order, with your pieces filled in.
 
     Attributes:
         units: all units, the root first, in the order in which they were built.
         order: what `record` keeps.
-        depth: how many calls to gather ahead; None: all there are. Up to as many reductions may be under way.
-        log: what has been done to which unit: g gather, f free, r reduce, [...] it computes.
+        depth: how many calls to gather ahead; None means all of them. At most as many reductions may be under way.
+        log: what has been done to which unit: g: gather, f: free, r: reduce, [...]: it computes.
     """
 
     def __init__(self, units: Sequence[Unit], pieces: Pieces, depth: int | None = 1) -> None:
@@ -329,7 +333,7 @@ class LabSchedule(Unhurried):
             self.log.append(what + self._short[unit])
 
     def compare(self, unit: Unit) -> None:
-        """In the first iteration, as torch does: are all ranks at the same unit?"""
+        """Check that all ranks are at the same unit; only in the first iteration, as in torch."""
         if self.pieces.check_order is not None and not self.order.forward:
             self.pieces.check_order(self.units.index(unit), UNITS, comm.world(), self.device)
 
@@ -350,7 +354,7 @@ NONE = Pieces(record, gather_and_wait, gather_and_wait, free_and_reduce)
 
 
 def train(pieces: Pieces, depth: int | None, plain: bool = False) -> dict[str, Any]:
-    """Three steps on this rank: losses, most bytes of the last step, its log and its memory."""
+    """Run three steps on this rank; return the losses, and the last step's peak bytes, log and memory."""
     schedules: list[LabSchedule] = []
 
     def schedule(units: Sequence[Unit]) -> SyncSchedule:
@@ -392,24 +396,25 @@ seen = {"none": launch(train, RANKS, NONE, 1)[0]}
 print_wrapped(f"none: {seen['none']['log']}")
 
 # %% [markdown]
-# This is the log of one step; `|` separates forward from backward. `g2` means that unit 2's gather is issued, `[2]`
-# that unit 2 computes, `f2` that it is freed, and `r2` that its reduction is issued. R is the root.
+# This is the log of one step; `|` separates the forward pass from the backward pass. `g2` means that unit 2's gather is
+# issued, `[2]` that unit 2 computes, `f2` that it is freed, and `r2` that its reduction is issued. R is the root.
 #
-# ## 7.2 Prefetch in forward
+# ## 7.2 Prefetch in the forward pass
 #
 # *10 minutes, medium*
 #
 # When a unit's forward begins, the unit's own gather is issued first, because its data is needed first and the link
 # keeps the order. Then the gathers of the next units are issued, and only then comes the wait for the unit's own
-# gather. On a GPU, `wait_gather` makes the compute stream wait, and the host goes on at once. On a CPU it blocks the
-# host, so the next gathers must be issued before the wait. (torch prefetches after the wait, in `_pre_forward_unshard`
-# of `torch/distributed/fsdp/_runtime_utils.py`. This works because the wait there blocks a stream, not the host.)
+# gather. On a GPU, `wait_gather` makes the compute stream wait, and the host goes on immediately. On a CPU it blocks
+# the host, so the next gathers must be issued before the wait. (torch prefetches after the wait, in
+# `_pre_forward_unshard` of `torch/distributed/fsdp/_runtime_utils.py`. This works because the wait there blocks a
+# stream, not the host.)
 #
-# No unit is gathered ahead as long as there is no record, or once the current forward has departed from the recorded
-# order: a wrong guess costs a message and memory, and gains nothing.
+# No unit is gathered ahead while there is no record yet, or once the current forward pass has departed from the
+# recorded order: gathering the wrong unit costs a collective and memory, and gains nothing.
 #
-# At most how many bytes of gathered parameters does a rank hold in forward, with depth 1? The next cell prints the
-# units' sizes.
+# What is the largest number of bytes of gathered parameters that a rank holds in the forward pass with depth 1? The
+# next cell prints the sizes of the units.
 
 # %%
 padded = [closed_form.Setting(RANKS).padded(sum(unit)) for unit in SIZES.units]
@@ -448,20 +453,20 @@ outcome("7.2", seen["forward"]["unsharded"], ranks=RANKS, slips=slips)
 
 # %% [markdown]
 # Block 0's gather is now issued right after the root's, before any computation, and each later block's gather is issued
-# before the previous block computes. While one block is being computed, the next one is on its way, so two blocks are
-# whole instead of one.
+# before the previous block is computed. While one block is being computed, the next one is being gathered, so two
+# blocks are held unsharded instead of one.
 #
-# ## 7.3 Prefetch in backward: PRE
+# ## 7.3 Prefetch in the backward pass: PRE
 #
 # *8 minutes, medium*
 #
 # With `BACKWARD_PRE`, a unit's own gather is issued when its backward begins, unless the unit has been gathered
 # already. Then the next unit's gather is issued, *before* the gradients are computed. The next units are found in
 # `ahead`. The reduction is issued once the gradients are complete, so it is queued behind that gather. The price is
-# that one more unit is whole while gradients are being computed.
+# that one more unit is unsharded while gradients are being computed.
 #
-# With a `depth` of None, all remaining units are gathered. At most how many bytes of gathered parameters does a rank
-# then hold?
+# With a `depth` of None, all remaining units are gathered. What is the largest number of bytes of gathered parameters
+# that a rank then holds?
 
 # %%
 predict("7.3", ..., "most bytes of gathered parameters on a rank, PRE, depth None")
@@ -493,18 +498,18 @@ slips = {"depth 1": padded[0] + 2 * padded[1], "the root is whole, too": sum(pad
 outcome("7.3", seen["PRE, all"]["unsharded"], ranks=RANKS, slips=slips)
 
 # %% [markdown]
-# With depth None, all parameters are whole when backward begins, so at that moment sharding saves no parameter memory.
-# (In addition, as many reductions may be under way as units are gathered ahead, and each of them holds its unsharded
-# gradient.)
+# With depth None, all parameters are unsharded soon after the backward pass begins, so at that moment sharding saves no
+# memory for parameters. (In addition, there may be as many reductions under way as units gathered ahead, and each
+# reduction holds its unit's unsharded gradient.)
 #
-# ## 7.4 Prefetch in backward: POST
+# ## 7.4 Prefetch in the backward pass: POST
 #
 # *8 minutes, medium*
 #
 # `BACKWARD_POST` prefetches only after the unit has been freed: it frees the unit, gathers the next one, and then
 # issues the freed unit's reduction. The gather still precedes the reduction on the link. But it is issued after the
-# unit's computation, so on a host that computes, it has nothing to overlap with. POST saves only the wait for the
-# reduction.
+# unit's computation, so on a CPU, where the host itself computes, the gather has nothing to overlap with. There, POST
+# saves only the wait for the reduction.
 #
 # At the peak, how many more bytes of gathered parameters does a rank hold under POST with depth 1 than without any
 # prefetch?
@@ -524,8 +529,8 @@ def post_backward(schedule: LabSchedule, unit: Unit) -> None:
             `ahead`: the units whose backward is still to come, the next one last.
         unit: the unit whose backward has just ended.
 
-    Choose the order of the three so that this function never makes two units whole at once, and so that no gather is
-    queued behind this reduction.
+    Choose the order of the three so that this function never makes two units unsharded at once, and so that no gather
+    is queued behind this reduction.
     """
     ...
 
@@ -545,8 +550,8 @@ outcome("7.4", added, ranks=RANKS, slips={"that is PRE": padded[1]})
 # %% [markdown]
 # ### Measured: the same values
 #
-# The moment at which a message is issued does not change its content. The next cell compares the losses of three steps,
-# bit for bit, with those of the first schedule, which does one thing at a time (`SyncSchedule`).
+# The moment at which a collective is issued does not change its result. The next cell compares the losses of three
+# steps, bit for bit, with those of lab 05's schedule, which does one thing at a time (`SyncSchedule`).
 
 # %%
 for name, each in seen.items():
@@ -556,12 +561,12 @@ assert all(each["losses"] == reference for each in seen.values()), "a schedule m
 # %% [markdown]
 # ### Measured: the memory cost of each kind of prefetch
 #
-# The closed form is independent of the schedules' code. The unit being computed and the units gathered ahead are whole.
-# Without prefetch these are the root and the largest block, R + B; with depth d, they are R and the largest d + 1
-# neighbouring blocks. Under POST the unit itself has already been freed, so only d blocks count. The gradients held are
-# those of the root, of the unit being computed, and of the units whose reduction is under way: at most as many as are
-# gathered ahead. (On gloo, each of these reductions also receives the other ranks' parts, (N - 1) / N of its unit,
-# which minifsdp sums. NCCL needs no such memory.)
+# The closed form is derived independently of the schedules' code. The unsharded units are the one being computed and
+# those gathered ahead. Without prefetch these are the root and the largest block, R + B; with depth d, they are the
+# root and the largest d + 1 neighbouring blocks. Under POST the unit itself has already been freed, so only d blocks
+# count. The gradients held are those of the root, of the unit being computed, and of the units whose reductions are
+# under way: at most as many as the units gathered ahead. (With gloo, each of these reductions also has receive buffers
+# for the other ranks' contributions, (N - 1) / N of its unit, which minifsdp sums. NCCL needs no such memory.)
 
 # %% tags=["C15"]
 AHEAD: dict[str, dict[str, Any]] = {
@@ -619,8 +624,8 @@ plots.curve(
 )
 
 # %% [markdown]
-# The next cell shows the same steps in the explorer. Compare `none` with `PRE`: when is the next block whole, and which
-# gather is under way (hatched) while a block's gradient is being reduced?
+# The next cell shows the same steps in the explorer. Compare `none` with `PRE`: at what point is the next block
+# unsharded, and which gather is under way (hatched) while a block's gradient is being reduced?
 
 # %% tags=["nbval-ignore-output"]
 from minifsdp.course.explore.page import show
@@ -654,8 +659,8 @@ show(
 # ### Measured: prefetch on an emulated link, next to the model
 #
 # Two ranks run over gloo on an emulated link of 2 ms and 50 MB/s, on the CPU even where there are GPUs. The schedules
-# take turns, step by step. The model is given the programs, the link's two numbers and each schedule's measured compute
-# time, and predicts the time spent waiting.
+# take turns, step by step. The model is given the programs, the latency and bandwidth of the link, and the measured
+# compute time of each schedule; it predicts the time spent waiting.
 
 # %% tags=["C15", "nbval-ignore-output"]
 schedules = {name: partial(LabSchedule, pieces=pieces) for name, pieces in (("none", NONE), ("both", BOTH))}
@@ -680,7 +685,7 @@ plots.versus(
 # because the model's kernels come from a single recorded step. `minifsdp/course/machine/versus.py` lists what else the
 # model leaves out.)
 #
-# The next cell repeats the comparison without the noise, on the laptop on paper and on a similar machine whose host
+# The next cell repeats the comparison without the noise, on the simulated laptop and on a similar machine whose host
 # runs ahead of a device of the same speed.
 
 # %%
@@ -695,7 +700,7 @@ AHEAD_LAPTOP = dataclasses.replace(LAPTOP, runs_ahead=True)
 
 
 def in_milliseconds(programs: dict[str, Program]) -> None:
-    """A step of each program, by a host that computes and by one that runs ahead."""
+    """Replay a step of each program on a host that computes itself and on one that runs ahead."""
     print("a step, ms (model)     host computes   host runs ahead")
     for name, program in programs.items():
         computes, ahead = (replay(program, hardware) for hardware in (LAPTOP, AHEAD_LAPTOP))
@@ -721,12 +726,12 @@ plots.timeline(
 #
 # ### Break it: the same lines in a different order
 #
-# In the next cell, the last two steps of 7.4 are exchanged: it reduces first and gathers afterwards.
+# The next cell exchanges the last two steps of 7.4: it reduces first and gathers afterwards.
 
 
 # %%
 def behind_the_reduction(schedule: LabSchedule, unit: Unit) -> None:
-    """POST, with the gather where it no longer helps."""
+    """POST with the gather after the reduction, where it no longer helps."""
     free_and_reduce(schedule, unit)
     for following in schedule.order.ahead[::-1][: schedule.depth]:
         schedule.gather(following)
@@ -736,22 +741,22 @@ BEHIND = NONE._replace(post_backward=behind_the_reduction)
 in_milliseconds({"POST behind the reduction": on_paper(partial(LabSchedule, pieces=BEHIND))})
 
 # %% [markdown]
-# With the gather after the reduction, prefetching has no effect on either host. Values and bytes are still right; only
-# the order of events reveals the mistake.
+# With the gather after the reduction, prefetching has no effect on either host. The values and the bytes are still
+# right; only the order of events reveals the mistake.
 #
 # ### Why prefetch at all, if the host runs ahead?
 #
 # Even without prefetch, a host that runs ahead reaches the next unit long before the device does, and issues the unit's
-# gather at that point. In forward, that is early enough. In backward, the reduction of the previous unit is in the way:
-# it is issued first, it cannot start before that unit's gradients have been computed, and a communicator's collectives
-# run in order of issue on one stream (FSDP paper, 3.3.2). So the gather waits for the reduction, the reduction waits
-# for the computation, and the next unit's computation waits for the gather. Backward prefetch changes this *order of
-# issue*.
+# gather at that point. In the forward pass, that is early enough. In the backward pass, the reduction of the previous
+# unit is in the way: it is issued first, it cannot start before that unit's gradients have been computed, and a
+# communicator's collectives run in order of issue on one stream (FSDP paper, 3.3.2). So the gather waits for the
+# reduction, the reduction waits for the computation, and the next unit's computation waits for the gather. Backward
+# prefetch changes this *order of issue*.
 #
 # The paper's text reports a gain of about 18 % for GPT-175B (section 5). Its figure 6(b), read off a copy, shows 142.4
 # TFLOPS per GPU without prefetch and 173.5 with it, on 128 GPUs. That is 21.8 % more with prefetch, or 18 % less
-# without it. This lab has no such machine. Instead, it records the program of a model of that width on paper, as rank 0
-# of a large world, and runs it in virtual time with the numbers from a data sheet.
+# without it. This lab has no such machine. Instead, it records the program that rank 0 of such a large group would run
+# for a model of that width, and replays it in virtual time with the numbers from a data sheet.
 
 # %% tags=["C15"]
 shape = SHAPES["GPT-175B-like"]
@@ -763,7 +768,7 @@ big = {
 
 
 def layer_seconds(run: Any) -> tuple[float, float]:
-    """From one layer to the next, in forward and in backward: layers 2 and 3 are like all others."""
+    """The time from one layer to the next, in forward and in backward; layers 2 and 3 are like all others."""
     spans = run.last_step()
     begins = {name: min(s.start for s in spans if (s.lane, s.name) == ("compute", name)) for name in LAYER}
     reduced = {name: min(s.start for s in spans if s.name == f"reduce_scatter {name}") for name in LAYER}
@@ -787,7 +792,7 @@ assert abs(layer_seconds(big["none"])[0] - layer_seconds(big["PRE"])[0]) < 1e-6,
 
 # %%
 def cut(spans: Sequence[Span], begin: float, end: float) -> list[Span]:
-    """What lies between two moments (seconds); the first becomes 0."""
+    """The spans between two moments (in seconds); the first moment becomes 0."""
     parts = [(span, max(span.start, begin), min(span.end, end)) for span in spans]
     return [Span(span.lane, span.name, first - begin, last - first) for span, first, last in parts if first < last]
 
@@ -811,16 +816,17 @@ plots.timeline(
 # The time printed for the whole model includes the layers that were not recorded, each of which is assumed to behave
 # like layer 2. The model leaves out three effects: NCCL's kernels take multiprocessors and memory bandwidth away from
 # the compute kernels, a shared network does not deliver its nominal bandwidth to every user, and ranks wait for the
-# slowest one. Kernels are assumed to reach 60 % of the peak. The gain depends on how long a layer's two messages take
-# relative to its computation, and therefore on the assumed bandwidth. So the model shows that there is a gain, and why;
-# the size of the gain depends on the hardware.
+# slowest one. Kernels are assumed to reach 60 % of the peak. The gain depends on how long a layer's two collectives
+# take relative to its computation, and therefore on the assumed bandwidth. So the model shows that there is a gain, and
+# why; the size of the gain depends on the hardware.
 #
-# ### And in forward?
+# ### Does prefetch help in the forward pass?
 #
 # torch has an option `forward_prefetch`, which is off by default; its documentation calls it "only useful for CPU-bound
 # workloads". The next cell models three blocks of width 1024 on 2 ranks, each an A100 with a link of 100 GB/s. In one
-# case the host runs ahead. In the other case it waits in every block for a value from the device, as `.item()` does for
-# a logged loss or a routing decision. The host gets slower from column to column; `launch` is its time per kernel.
+# case the host runs ahead. In the other case, the host waits in every block for a value from the device, as it does
+# when `.item()` fetches a loss to log or a routing decision. The host gets slower from column to column; `launch` is
+# the time that it needs per kernel.
 
 
 # %% tags=["C15"]
@@ -838,7 +844,7 @@ LAUNCH = [4e-6, 8e-6, 16e-6, 24e-6, 32e-6, 48e-6, 64e-6]  # seconds
 
 
 def forward_seconds(program: Program, hardware: Hardware) -> float:
-    """Of the last step: until the device has done all of it."""
+    """The duration of the last step, until the device has finished all of it."""
     done = {mark.name: mark.done for mark in replay(program, hardware).marks}
     return done["backward"] - done["forward"]
 
@@ -888,11 +894,11 @@ plots.lines(
 
 # %% [markdown]
 # A host that runs ahead issues the gather of a block while the previous block is being computed, with or without
-# forward prefetch; in forward, there is no reduction in the way. On a host that is held up in every block, as on a CPU,
-# prefetching saves the part of each gather that compute can hide: with these blocks, 0.83 of the 0.91 ms that three
-# gathers take. A host that is about as slow as its device (here at 32 us per kernel) is hardly ahead and issues gathers
-# slightly late, so prefetch gains a tenth. With an even slower host, the device waits for kernels, and every gather has
-# enough time.
+# forward prefetch; in the forward pass, there is no reduction in the way. If the host is held up in every block, as it
+# is on a CPU, prefetching saves the fraction of each gather that compute can hide: with these blocks, 0.83 of the 0.91
+# ms that three gathers take. A host that is about as slow as its device (here at 32 us per kernel) is hardly ahead and
+# issues gathers slightly late, so prefetch saves about a tenth. With an even slower host, the device waits for kernels,
+# and every gather has enough time.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -916,7 +922,7 @@ say, the order is all that can be compared.
 # or iteration over a set. All blocks have the same size.
 #
 # Block 0 has 133,665 elements, 133,666 with padding. Rank 0 gathers it while rank 1 gathers block 1. How many of the
-# elements in rank 0's buffer for block 0 then really belong to block 0?
+# elements in rank 0's buffer for block 0 really belong to block 0 afterwards?
 
 # %%
 predict("7.5", ..., "elements of block 0, of 133,666 gathered on rank 0, that are right")
@@ -941,7 +947,7 @@ def own_way(ways: list[list[int]]) -> OwnWay:
 
 
 class Looking(LabSchedule):
-    """Notes what it finds gathered as block 0, the first time."""
+    """Keeps a copy of what was gathered as block 0 the first time."""
 
     found: torch.Tensor | None = None
 
@@ -954,9 +960,9 @@ class Looking(LabSchedule):
 def run_own_ways(
     ways: list[list[int]], pieces: Pieces, steps: int = 4, agreed: int = 0
 ) -> tuple[str, int, list[tuple[float, float]]]:
-    """On this rank: an error's words, how many elements of block 0 were right, and losses: found, and right ones.
+    """Return this rank's error message, how many elements of block 0 were right, and pairs of losses, found and right.
 
-    In the first `agreed` steps all ranks go the way of rank 0.
+    In the first `agreed` steps, all ranks use the order of rank 0.
     """
     made: list[Looking] = []
 
@@ -965,7 +971,7 @@ def run_own_ways(
         return made[0]
 
     sharded = FullyShardedDataParallel(own_way(ways), auto_wrap_policy={Block}, schedule=schedule)
-    alone = own_way(ways)  # the same on whole parameters, with an all-reduce per gradient, in the same order everywhere
+    alone = own_way(ways)  # the same, unsharded: an all-reduce per gradient, in the same order on every rank
     block = torch.cat([p.detach().flatten() for p in alone.blocks[0].parameters()])
     optimizers = [torch.optim.AdamW(model.parameters(), LEARNING_RATE) for model in (sharded, alone)]
     losses = []
@@ -1002,12 +1008,12 @@ assert all(abs(found - should) > 1e-3 for _, _, losses in disorder for found, sh
 # gathered for blocks 0 and 1 consist of halves of two different blocks. Without a reference run, the mistake goes
 # unnoticed.
 #
-# If the blocks differ in size, gloo ends one process at once ("Received data size doesn't match expected size"), and
-# the other loses its connection; NCCL itself checks nothing. If one rank skips a block (a layer dropped at random), it
-# issues one message fewer than the other, and sooner or later the two wait for each other forever. With gloo, the hosts
-# wait in `wait()`. With NCCL, the streams wait, and each host runs on until it needs a value, here the loss. The next
-# cell runs one step with the same order on both ranks, and one in which a rank leaves out a block, with a limit of 5
-# seconds.
+# If the blocks differ in size, gloo aborts one process immediately ("Received data size doesn't match expected size"),
+# and the other loses its connection; NCCL itself checks nothing. If one rank skips a block (a layer dropped at random),
+# it issues one collective fewer than the other rank, and sooner or later the two wait for each other forever. With
+# gloo, the hosts wait in `wait()`. With NCCL, the streams wait, and each host runs on until it needs a value, here the
+# loss. The next cell runs one step with the same order on both ranks and one step in which one rank leaves out a block,
+# each with a time limit of 5 seconds.
 
 # %% tags=["nbval-ignore-output"]
 for what, ways in (("same order", [WAYS[0]] * 2), ("one left out", [WAYS[0], [0, 1, 2, 4]])):
@@ -1017,14 +1023,15 @@ for what, ways in (("same order", [WAYS[0]] * 2), ("one left out", [WAYS[0], [0,
         print(f"{what}: {error}")
 
 # %% [markdown]
-# A job on hundreds of GPUs hangs like this for ten minutes, until its watchdog ends it.
+# A job on hundreds of GPUs hangs like this for ten minutes, until the collective times out and the watchdog ends the
+# job.
 #
 # ## 7.5 Compare the order
 #
 # *10 minutes, medium*
 #
-# Before a gather, the ranks exchange the number of the unit that each of them is about to gather, which takes 8 bytes.
-# If they disagree, *all* of them raise an error: if only one rank did, the others would be left waiting. The message
+# Before a gather, each rank tells the others the number of the unit that it is about to gather, which takes 8 bytes. If
+# the numbers differ, *all* ranks raise an error: if only one rank did, the others would be left waiting. The message
 # names the first rank that differs from rank 0, and the units that the two are about to gather. (torch makes this check
 # in the first iteration under `TORCH_DISTRIBUTED_DEBUG=DETAIL`. In later iterations it only warns if a rank departs
 # from its own order: `torch/distributed/fsdp/_exec_order_utils.py`.)
@@ -1063,7 +1070,7 @@ CASES = {
 
 
 def run_cases(cases: dict[str, tuple[list[list[int]], int]]) -> dict[str, tuple[str, int]]:
-    """On this rank: an error's words, and after how many steps."""
+    """Return this rank's error message in each case, and the number of steps before the error."""
     ran = {what: run_own_ways(ways, CHECKED, 2, agreed) for what, (ways, agreed) in cases.items()}
     return {what: (said, len(losses)) for what, (said, _, losses) in ran.items()}
 
@@ -1074,76 +1081,79 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 
 # %% [markdown]
 # In the first iteration, both the silent case and the hang become an error at the first unit that differs. In later
-# iterations nothing is compared: ranks that diverge in step 2 train on wrong values, and a rank that skips a block
-# hangs. Comparing in every step costs a small message per unit and blocks the host, so it is useful only for debugging.
+# iterations nothing is compared: ranks that diverge in step 2 train on wrong values, and if a rank skips a block, the
+# job hangs. Comparing in every step costs a small collective per unit and blocks the host, so it is useful only for
+# debugging.
 #
 # ## What is still missing
 #
-# Nothing here limits prefetching. With depth None, the whole model is gathered, and a host that runs ahead does the
-# same without any prefetch: it issues one gather after another, long before the device has released older memory. On a
-# CPU this cannot happen; on a GPU it causes out-of-memory errors, or makes steps many times slower. The next lab holds
-# the host back (`minifsdp/fsdp/schedules/rate_limit.py`).
+# Nothing here limits prefetching. With depth None, the entire model is gathered. A host that runs ahead causes the same
+# problem without any prefetch: it issues one gather after another, long before the device has released the memory of
+# earlier units. This cannot happen on a CPU; on a GPU it causes out-of-memory errors, or makes steps many times slower.
+# The next lab holds the host back (`minifsdp/fsdp/schedules/rate_limit.py`).
 #
 # ## What to remember
 #
-# 1. A schedule decides the order of issue. A link carries one message at a time, so every message before a gather
-#    delays the computation that waits for the gather.
-# 2. The order of forward is recorded once and assumed to be static; the order of backward is recorded afresh in every
-#    forward. No unit is gathered on a guess.
-# 3. PRE issues the unit's own gather, then the next unit's, and then computes; one more unit is whole. POST frees the
-#    unit, gathers the next one and then reduces; with depth 1, on a host that computes, it holds not one byte more.
-#    Prefetching more than one unit ahead rarely pays.
-# 4. A host that is well ahead needs no prefetch in forward, but does need it in backward, because of the
-#    reduction in the same queue.
+# 1. A schedule decides the order in which collectives are issued. A link carries one collective at a time, so every
+#    collective ahead of a gather delays the computation that waits for the gather.
+# 2. The forward order is recorded once and assumed to be static; the backward order is recorded anew in every forward
+#    pass. No unit is gathered speculatively.
+# 3. PRE issues the unit's own gather, then the next unit's, and then computes, at the cost of one more unsharded unit.
+#    POST frees the unit, gathers the next one and then reduces; with depth 1 on a CPU, where the host itself computes,
+#    it needs no extra memory. Prefetching more than one unit ahead rarely pays.
+# 4. A host that is well ahead needs no prefetch in the forward pass, but does need it in the backward pass, because the
+#    reduction is in the same queue.
 # 5. Collectives have no names: unless the order is the same on all ranks, you get wrong values without an error, or a
 #    hang.
 #
 # ## Questions
 #
-# **1. Layers are dropped at random. They are drawn anew in every step, from the same seed on all ranks. What does
+# **1. Layers are dropped at random; a new selection is drawn in every step, with the same seed on all ranks. What does
 # forward prefetch do, and what does backward prefetch do?**
 #
 # <details><summary>Answer</summary>
 #
-# All ranks agree, so the values are right. The record for forward is that of the first iteration: from the first
-# missing or additional layer on, nothing is gathered ahead in that forward. (In torch, which looks up its record by
-# unit, a dropped layer is gathered for nothing.) The record for backward is that of the current forward, so backward
-# prefetch works well.
+# All ranks agree, so the values are right. The forward record comes from the first iteration: from the first missing or
+# additional layer on, nothing more is prefetched in that forward pass. (In torch, which looks up its record by unit, a
+# dropped layer is gathered for nothing.) The backward record comes from the current forward pass, so backward prefetch
+# works well.
 # </details>
 #
-# **2. Why does the record for backward list the units in the order in which their forwards *end*?**
+# **2. Why does the backward record list the units in the order in which their forwards *end*?**
 #
 # <details><summary>Answer</summary>
 #
 # Units may be nested: the root's forward begins first and ends last, and its backward begins first. For a chain of
-# blocks both orders are the same.
+# blocks, the two orders are the same.
 # </details>
 #
-# **3. With PRE and depth 1, how many units are whole while the last block's gradients are being computed, and how many
-# while the first block's are?**
+# **3. With PRE and depth 1, how many units are unsharded while the gradients of the last block are being computed, and
+# how many while those of the first block are being computed?**
 #
 # <details><summary>Answer</summary>
 #
 # Three: the root, the last block and the one before it. While the first block's gradients are being computed, no unit
-# is left to prefetch, so only two are whole: the root and that block.
+# is left to prefetch, so only two are unsharded: the root and that block.
 # </details>
 #
 # **4. With two communicators, one for gathers and one for reductions, is backward prefetch still needed?**
 #
 # <details><summary>Answer</summary>
 #
-# Not on a host that runs ahead: prefetch is needed there because of the single queue, and with two queues the gather is
-# not queued behind the reduction. The two share the wire, though, and each communicator needs its own buffers and
-# multiprocessors. A host that computes still needs the prefetch.
+# It is not needed on a host that runs ahead: prefetch is needed there only because of the single queue, and with two
+# queues the gather is not queued behind the reduction. The two queues still share the link, though, and each
+# communicator needs its own buffers and multiprocessors. On a CPU, where the host itself computes, prefetch is still
+# needed.
 # </details>
 #
 # **5. Gradients are accumulated under `no_sync`. What is left for backward prefetch to do?**
 #
 # <details><summary>Answer</summary>
 #
-# No reduction is in the way, so a host that runs ahead needs prefetch in backward no more than in forward. A host that
-# computes does need it: under FULL_SHARD, the backward of every micro-batch gathers the parameters again. Under
-# SHARD_GRAD_OP they stay whole from forward on, and backward gathers nothing at all.
+# No reduction is in the way, so a host that runs ahead needs no prefetch in the backward pass, just as it needs none in
+# the forward pass. On a CPU, prefetch is still useful: under FULL_SHARD, the backward pass of every micro-batch gathers
+# the parameters again. Under SHARD_GRAD_OP, the parameters stay unsharded after the forward pass, and the backward pass
+# gathers nothing at all.
 # </details>
 #
 # ## Further reading
@@ -1153,7 +1163,8 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 # - torch: `torch/distributed/fsdp/_exec_order_utils.py` (the records and the check), `_prefetch_handle` in
 #   `torch/distributed/fsdp/_runtime_utils.py`.
 # - minifsdp: `fsdp/schedules/prefetch.py`, a schedule like yours, with four differences: it follows the previous
-#   forward rather than that of the first iteration; it checks only the current call against that record; it gets
-#   backward's order from the engine, which handles several forwards before a backward, as in pipelines; and it
-#   postpones each reduction until the next gather has been issued; `fsdp/schedules/overlap.py`; `course/machine/`, the
-#   GPU on paper.
+#   forward pass rather than that of the first iteration; it checks only the current call against that record; it takes
+#   the backward order from the engine, which handles several forward passes before a backward pass, as in pipelines;
+#   and it postpones each reduction until the next gather has been issued.
+# - Also in minifsdp: `fsdp/schedules/overlap.py`, the schedule of lab 06 with the gather first; `course/machine/`, the
+#   simulated GPU.

@@ -17,36 +17,36 @@
 # three times as long (see below). Nothing leaks, and every step computes the right result. Where does the memory go,
 # and why does this cost *time*?
 #
-# ![Memory of gathered units: freed by the host at once, usable again only when compute has read
+# ![Memory of gathered units: freed by the host early, usable again only when compute has read
 # it](../slides/figures/overlap-lives.svg)
 #
 # *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
 # lab.*
 #
-# The answer lies in how far the host is ahead of its device. The host requests memory for the next unit long before the
-# device has finished with the previous one. The *caching allocator* manages the device's memory for the program, and
-# must not hand out memory that a stream may still be reading. You build that allocator, see it run out of memory, and
-# build the remedy: a limit on the number of units that are gathered and not yet freed.
+# The answer lies in how far the host runs ahead of its device. The host requests memory for the next unit long before
+# the device has finished with the previous one. The *caching allocator* manages the device's memory for the program,
+# and must not hand out memory that a stream may still be reading. You build that allocator, see it run out of memory,
+# and build the remedy: a limit on the number of units that are gathered and not yet freed.
 #
 # **Afterwards you can**
 #
 # - define `allocated`, `active` and `reserved`, and explain why they differ;
 # - explain why memory freed by one stream is useless to another, and what `record_stream` costs;
 # - describe an allocation retry, and explain why the device is idle during it;
-# - bound the number of gathered units by a limit k, and choose k for a memory budget;
+# - limit the number of gathered units to k, and choose k for a memory budget;
 # - predict when the limiter helps, when it has no effect, and when it costs time.
 #
 # **You need** lab 05 (units, gather, free), lab 06 (streams, events) and lab 07 (prefetching).
 #
-# **Time** 110 minutes, in two sittings; the break is marked. **Runs** on a laptop (gloo, 2 processes), on one GPU that
+# **Time** 110 minutes, in two sessions; the break is marked. **Runs** on a laptop (gloo, 2 processes), on one GPU that
 # the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** about 12 MiB of model
-# state per rank (measured in sitting two); a process takes a few hundred MiB, mostly for torch itself.
+# state per rank (measured in session two); a process takes a few hundred MiB, mostly for torch itself.
 #
 # A laptop's host does not run ahead of its device; it *is* the device. So this lab records the programs of real
-# training steps on the CPU, on any machine, and replays them in virtual time on a GPU that exists only on paper. The
-# replay models kernels, collectives, streams, events and your allocator. Its numbers come from a data sheet, or are
-# assumed where the data sheet has none. All its results are marked "model, not measured". If your ranks have a GPU, the
-# lab also queries that GPU's own allocator.
+# training steps on the CPU, on any machine, and replays them in virtual time on a simulated GPU. The replay models
+# kernels, collectives, streams, events and your allocator. Its numbers come from a data sheet, or are assumptions where
+# the data sheet has none. All its results are marked "model, not measured". If your ranks have a GPU, the lab also
+# queries that GPU's own allocator.
 
 # %% tags=["setup"]
 # set-up
@@ -66,23 +66,23 @@ class Event(Protocol):
     """A mark in a stream's queue."""
 
     def query(self) -> bool:
-        """Whether the device has reached it; returns at once."""
+        """Return whether the device has reached it, without waiting."""
 
 
 class Device(Protocol):
     """The device under an allocator."""
 
     def new_segment(self, nbytes: int) -> int | None:
-        """Take memory from the device (cudaMalloc), slow. Returns its address, or None if full.
+        """Take memory from the device (cudaMalloc, slow). Returns its address, or None if the device is full.
 
         Segments never touch one another.
         """
 
     def give_back(self, start: int) -> None:
-        """Return the segment at this address (cudaFree), slow."""
+        """Return the segment at this address to the device (cudaFree, slow)."""
 
     def record(self, stream: int) -> Event:
-        """An event behind all work queued on a stream so far."""
+        """Return an event behind all work queued on a stream so far."""
 
     def synchronize(self) -> None:
         """Make the host wait until the device has finished all queued work."""
@@ -90,7 +90,7 @@ class Device(Protocol):
 
 @dataclass(eq=False)
 class Block:
-    """A piece of a segment.
+    """A range of a segment.
 
     Attributes:
         start: its address.
@@ -125,13 +125,13 @@ class Memory:
 
 
 # %% [markdown]
-# # Sitting one: the allocator
+# # Session one: the allocator
 #
-# ## The memory that a host takes when it runs ahead
+# ## What running ahead costs in memory
 #
 # The model in the next cell resembles the paper's GPT-175B. It is wrapped block by block and trained with backward
 # prefetch and without a limit, on 128 GPUs. `record` runs real training steps of rank 0 (modules, units, schedule,
-# autograd, optimizer) with tensors that have no memory, and logs the host's requests; 6 of the 96 blocks suffice.
+# autograd, optimizer) with tensors that have no storage, and logs the requests of the host; 6 of the 96 blocks suffice.
 # `replay` computes how a GPU would execute these requests. The GPU in this first run has more memory than the program
 # can ever need. The table shows three counts of bytes, as in `torch.cuda.memory_stats()`:
 #
@@ -159,7 +159,7 @@ PLENTY = replace(A100, name="A100 with memory without end", capacity=2**50)
 
 
 def table(runs: dict[str, Run]) -> None:
-    """Peaks, retries, and the time of the last step."""
+    """Print the peaks, the retries, and the time of the last step."""
     print(f"{'GiB, model, not measured':28}{'allocated':>11}{'active':>8}{'reserved':>10}{'retries':>9}{'step, s':>9}")
     for name, run in runs.items():
         peaks = [run.peak(what) / GIB for what in ("allocated", "active", "reserved")]
@@ -183,11 +183,11 @@ plots.device_memory(
 )
 
 # %% [markdown]
-# Look at the axis: the host issues the step in a small fraction of the time that the device needs for it. It gathers
-# and frees one unit after the other, so `allocated` never contains more than two units and the tensors used with them.
-# But the memory of a freed unit cannot be reused before the device has *computed* with that unit, so every unit gets
-# its own memory. The paper's GPUs have 80 GB, which is enough for 6 of the 96 blocks. To make memory scarce here too,
-# we give our GPU 40 GiB.
+# Look at the time axis: the host issues the step in a small fraction of the time that the device needs for it. It
+# gathers and frees one unit after the other, so `allocated` never counts more than two units and the tensors used with
+# them. But the memory of a freed unit cannot be reused before the device has *computed* with that unit, so every unit
+# gets its own memory. The paper's GPUs have 80 GB, which is enough for 6 of the 96 blocks. To make memory scarce here
+# too, we give our GPU 40 GiB.
 #
 # The allocator decides when a freed block can be used again. You build one that follows torch's rules
 # (`c10/cuda/CUDACachingAllocator.cpp`), with fewer special cases.
@@ -197,8 +197,8 @@ plots.device_memory(
 # *15 minutes, medium*
 #
 # `cudaMalloc` and `cudaFree` are slow, and `cudaFree` also waits for the device. So a *caching* allocator takes memory
-# from the device in *segments*, and keeps them. It cuts each segment into *blocks*, and serves a request from the
-# smallest free block that is large enough (*best fit*). The rest of that block stays free.
+# from the device in *segments*, and keeps them. It splits each segment into *blocks*, and serves a request from the
+# smallest free block that is large enough (*best fit*). The remainder of that block stays free.
 #
 # Every block belongs to the stream that first requested it. After it is freed, it can serve the
 # next request *of that stream*, even while kernels that read it are still queued: the new owner's
@@ -207,7 +207,7 @@ plots.device_memory(
 #
 # Three small classes describe the allocator's state. The folded set-up cell at the top defines them:
 #
-# - a `Block` is a piece of a segment, with its `start` (address), its `size` (bytes), the `stream` that it serves, and
+# - a `Block` is a range of a segment, with its `start` (address), its `size` (bytes), the `stream` that it serves, and
 #   its `users` (other streams recorded on it);
 # - a `Memory` is the allocator's own state: `free` (list of blocks), `waiting` (list of pairs: a freed block and its
 #   events), `segments` (bytes of each segment, by its address), `retries`, and the `device` below;
@@ -296,9 +296,8 @@ predict("8.2", ..., "free blocks after blocks 0, 2 and 3 of a segment of 4 are f
 def put_back(memory: Memory, block: Block) -> None:
     """Put a block on `memory.free`, merged with the free neighbours before and after it.
 
-    Neighbours are blocks on `memory.free`; blocks on `memory.waiting` are not free. The merged
-    block begins where the first of its parts began and has the bytes of all of them. Remove the
-    parts from the list.
+    Neighbours are blocks on `memory.free`; blocks on `memory.waiting` are not free. The merged block begins where the
+    first of the merged blocks began, and its size is the sum of their sizes. Remove these blocks from the list.
     """
     ...
 
@@ -313,10 +312,10 @@ print("free:", sorted((block.start, block.size) for block in memory.free))
 print("a request for three quarters of a segment:", malloc(memory, 3 * SEGMENT // 4, stream=0))
 
 # %% [markdown]
-# Three quarters of the segment are free, but the request fails because no single piece is that
-# large. This is *fragmentation*.
+# Three quarters of the segment are free, but the request fails because no single free block is that large. This is
+# *fragmentation*.
 #
-# ## 8.3 Free, while another stream is reading
+# ## 8.3 Free while another stream is reading
 #
 # *8 minutes, medium*
 #
@@ -329,7 +328,7 @@ print("a request for three quarters of a segment:", malloc(memory, 3 * SEGMENT /
 # %% tags=["exercise-8.3"]
 @exercise("8.3")
 def release(memory: Memory, block: Block, put_back: Callable[[Memory, Block], None]) -> None:
-    """Free a block: at once, or when all other streams that use it have reached this point.
+    """Free a block: immediately, or when all other streams that use it have reached this point.
 
     Args:
         memory: the allocator's state.
@@ -368,9 +367,9 @@ def collect(memory: Memory, put_back: Callable[[Memory, Block], None]) -> None:
 # *15 minutes, hard*
 #
 # Suppose that no free block fits, and that the device has no room for another segment. Some memory may still be
-# recoverable: blocks that wait for an event, and free blocks of other streams. Recovering it drains the device of work.
-# torch waits until all events have happened, gives every segment that is entirely free back to the device, and tries
-# once more. This is a *retry*, and `num_alloc_retries` counts them.
+# recoverable: blocks that wait for an event, and free blocks of other streams. To recover it, the host has to let the
+# device run out of work. torch waits until all events have happened, gives every segment that is entirely free back to
+# the device, and tries once more. This is a *retry*, and `num_alloc_retries` counts them.
 
 
 # %% tags=["exercise-8.5"]
@@ -401,8 +400,8 @@ def malloc_or_retry(
 # %% [markdown]
 # ### Your allocator under a real program
 #
-# `LabAllocator` combines your five functions into an allocator for the paper GPU. The paper GPU's queues handle its
-# events and synchronization, and account for the host's time in `cudaMalloc` and `cudaFree`.
+# `LabAllocator` combines your five functions into an allocator for the simulated GPU. The queues of the simulated GPU
+# handle its events and synchronization, and account for the time that the host spends in `cudaMalloc` and `cudaFree`.
 
 
 # %%
@@ -422,7 +421,7 @@ class PaperEvent:
 
 
 class PaperDevice(Toy):
-    """The memory of a paper GPU."""
+    """The memory of a simulated GPU."""
 
     def __init__(self, capacity: int, queues: Any) -> None:
         super().__init__(capacity)
@@ -444,7 +443,7 @@ class PaperDevice(Toy):
 
 
 class Pieces(NamedTuple):
-    """The functions of an allocator."""
+    """The five functions of an allocator."""
 
     malloc: Callable = malloc
     put_back: Callable = put_back
@@ -459,7 +458,7 @@ class LabAllocator:
     def __init__(self, capacity: int, queues: Any, pieces: Pieces | None = None) -> None:
         self.pieces, self.memory = pieces or Pieces(), Memory(PaperDevice(capacity, queues))
         self.used: dict[Block, None] = {}
-        self.snapshots: dict[str, list[Segment]] = {}  # before the first retry, by the request
+        self.snapshots: dict[str, list[Segment]] = {}  # before the first retry, by the request that caused it
 
     def malloc(self, nbytes: int, stream: int) -> Block:
         self.pieces.collect(self.memory, self.pieces.put_back)
@@ -527,7 +526,7 @@ print(f"hazards: {len(yours.hazards)}")
 # The absence of hazards means that any two uses of the same bytes have a guaranteed order. To check this, the replay
 # keeps a vector clock for every stream, as torch's `_sanitizer` does (lab 06).
 #
-# ### Break it: free at once
+# ### Break it: free without waiting
 #
 # An allocator that ignores other streams needs far less memory:
 
@@ -603,17 +602,16 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Two causes combine. Memory that the compute stream may still read cannot be reused, and the free memory
-# belongs to another stream or consists of pieces that are too small. The FSDP paper (section 5.4) reports such
-# retries in the backward of GPT-175B with two samples on 128 GPUs. Each GPU reaches 90.5 TFLOPS there, against 186 on
-# 192 GPUs (read off a copy of figure 7(b)). In our model, the retries cost only 6 % of a step.
+# Two causes combine. Memory that the compute stream may still read cannot be reused, and the free memory belongs to
+# another stream or consists of blocks that are too small. The FSDP paper (section 5.4) reports such retries in the
+# backward pass of GPT-175B with two samples on 128 GPUs. Each GPU reaches 90.5 TFLOPS there, against 186 on 192 GPUs
+# (read off a copy of figure 7(b)). In our model, the retries cost only 6 % of a step.
 #
 # The model omits several effects. Kernels slow each other down, including NCCL's own kernels. A real launch queue is
-# full after about a thousand kernels, and then the host waits anyway. The host has jitter. The other ranks wait in
-# their next collective for the rank that retries. `expandable_segments`, torch's option for
-# segments that can grow, is not modelled. No data sheet gives the
-# duration of a driver call: 1 ms, plus 1 ms per GiB, is an assumption. The next cell shows the effect of that
-# assumption:
+# full after about a thousand kernels, and then the host waits anyway. The speed of the host varies. The other ranks
+# wait in their next collective for the rank that retries. `expandable_segments`, torch's option for segments that can
+# grow, is not modelled. No data sheet gives the duration of a driver call: 1 ms, plus 1 ms per GiB, is an assumption.
+# The next cell shows the effect of that assumption:
 
 # %%
 print("a call, and a GiB of it   a step without a limit (model, not measured)")
@@ -635,27 +633,27 @@ stats = launch(lambda: device.memory_stats(rank_device()), 2)[0]
 print("this device's caching allocator:", stats or "none, memory of a CPU is not cached by torch")
 
 # %% [markdown]
-# # Break. Sitting two: the limiter
+# # Break. Session two: the limiter
 #
 # ## 8.6 Hold the host back
 #
 # *15 minutes, hard*
 #
-# The allocator cannot do better, but the host need not run so far ahead. FSDP's limiter (`limit_all_gathers`, on by
-# default in torch) keeps a queue of events, one for each freed unit. If the queue contains `limit` or more events
+# The allocator cannot do better, but the host does not need to run so far ahead. FSDP's limiter (`limit_all_gathers`,
+# on by default in torch) keeps a queue of events, one for each freed unit. If the queue contains `limit` or more events
 # before a gather, the *host* waits for the oldest, with `event.synchronize()`. After the wait, the memory of the
-# corresponding unit is free, on the right stream and of the right size, and the gather reuses it.
+# corresponding unit is free, belongs to the right stream and has the right size, and the gather reuses it.
 #
 # Some calls of `gather(unit)` and `free(unit)` have no effect, because a schedule also calls `gather` for a unit that
-# has already been prefetched, and `free` for all units at the end of backward. So check `unit.state`: a unit is
-# `SHARDED` until its gather starts, and again after it is freed. Some units stay whole from their forward to the end of
-# their backward: the root always does, and with SHARD_GRAD_OP all units do. Their `unit.freed_after_forward` is False.
-# They are freed much later, so their gathers do not wait, and their frees do not enter the queue. (torch counts every
-# free, including theirs, and waits for one event before a gather, however many are in the queue.)
+# has already been prefetched, and `free` for all units at the end of the backward pass. So check `unit.state`: a unit
+# is `SHARDED` until its gather starts, and again after it has been freed. Some units stay unsharded from their forward
+# to the end of their backward: the root always does, and with SHARD_GRAD_OP all units do. Their
+# `unit.freed_after_forward` is False. They are freed much later, so their gathers do not wait, and their frees do not
+# enter the queue. (torch counts every free, including those of these units, and waits for one event before a gather,
+# however many are in the queue.)
 #
-# The recording of the GPT has 6 blocks and a root. Every block, the last one included, is freed
-# after forward and once more after backward. With a limit of 2, for how many events does the
-# host wait in a step after the first?
+# The recording of the GPT has 6 blocks and a root. Every block, including the last one, is freed after its forward and
+# once more after its backward. With a limit of 2, how many events does the host wait for in a step after the first?
 
 # %%
 predict("8.6", ..., "events that the host waits for in a later step, 6 blocks and a root, limit 2")
@@ -696,7 +694,7 @@ from minifsdp.course.machine.program import STEP, Mark, Synchronize
 
 
 class HeldBack(PrefetchSchedule):
-    """Prefetches one unit ahead in backward, torch's default; a limit holds the host back."""
+    """Prefetches one unit ahead in backward, which is torch's default; a limit holds the host back."""
 
     def __init__(self, units: Sequence[Unit], limit: int = 2, forward: bool = False, depth: int | None = 1) -> None:
         super().__init__(units, forward, PRE, depth)
@@ -734,12 +732,12 @@ plots.device_memory(
 )
 
 # %% [markdown]
-# In a later step the host waits for 12 events, as many as there are frees of blocks: the queue is equally long at the
-# end of every step, so as many events leave it in a step as enter it.
+# In a later step, the host waits for 12 events, which is also the number of times that a block is freed in the step:
+# the queue has the same length at the end of every step, so as many events leave it in a step as enter it.
 #
 # `allocated` was never the problem, and it is unchanged. The limit bounds the difference *between* allocated and
-# reserved memory. The step is as fast as it is with enough memory: the device never runs out of work, because the work
-# of at least one unit is always queued.
+# reserved memory. The step is as fast as on a device with enough memory: the device never runs out of work, because the
+# work of at least one unit is always queued.
 #
 # ## 8.7 Postpone gathers that do not fit
 #
@@ -748,14 +746,14 @@ plots.device_memory(
 # On a laptop, the host itself computes, and the event queue has no effect: when the host reaches the next gather, every
 # free that it has issued has already happened. On such a machine, units accumulate for another reason: a *deep*
 # prefetch gathers all units of the recorded order (`depth=None`, lab 07). What would happen if a limiter simply waited?
-# Suppose that at most two units may be whole, that two of them are, and that the prefetch requests a third:
+# Suppose that at most two units may be unsharded, that two of them are, and that the prefetch requests a third:
 
 # %%
 import threading
 
 
 def waits_for_a_free(limit: int, seconds: float = 0.2) -> str:
-    """Gathers three units before the first computation; waits while `limit` units are whole."""
+    """Gathers three units before the first computation; waits while `limit` units are unsharded."""
     room = threading.Semaphore(limit)
     for number in range(3):
         if not room.acquire(timeout=seconds):
@@ -769,10 +767,10 @@ print("limit 2:", waits_for_a_free(2))
 # %% [markdown]
 # So torch's limiter, like yours in 8.6, counts only frees that have been *issued*, and waits only for those. The host
 # must never wait for a free that it has yet to issue. A deep prefetch needs another remedy: a unit for which there is
-# no room is *put off*, and is gathered when another unit has been freed.
+# no room is *put off*, and is gathered once another unit has been freed.
 #
-# The lab's own model has 6 blocks of 534,664 bytes each and a root of 224,472 (unsharded, on 2 ranks). At most how many
-# bytes of gathered parameters does a rank hold, with a limit of 3?
+# The lab's own model has 6 blocks of 534,664 bytes each and a root of 224,472 (unsharded, on 2 ranks). What is the
+# largest number of bytes of gathered parameters that a rank holds with a limit of 3?
 
 # %%
 predict("8.7", ..., "most bytes of gathered parameters, limit 3, blocks of 534,664 and a root of 224,472")
@@ -781,13 +779,13 @@ predict("8.7", ..., "most bytes of gathered parameters, limit 3, blocks of 534,6
 # %% tags=["exercise-8.7"]
 @exercise("8.7")
 def prefetch_within(limit: int, whole: list[Unit], units: Sequence[Unit], gather: Callable[[Unit], None]) -> list[Unit]:
-    """Gather units ahead while fewer than `limit` are whole; return the units put off.
+    """Gather units ahead while fewer than `limit` are unsharded; return the units put off.
 
     Args:
         limit: at least 1.
-        whole: the units that are gathered and not yet freed, without units that stay whole, such as the root: these do
-            not count. There can be more than `limit` of them if units are nested.
-        units: the units to gather, in order of use; those whose `state` is not SHARDED have been gathered already.
+        whole: the units that are gathered and not yet freed, excluding units that stay unsharded, such as the root.
+            There can be more than `limit` of them if units are nested.
+        units: the units to gather, in order of use; a unit whose `state` is not SHARDED has already been gathered.
         gather: gathers a unit, and puts it on `whole`.
 
     Returns:
@@ -798,7 +796,7 @@ def prefetch_within(limit: int, whole: list[Unit], units: Sequence[Unit], gather
 
 # %% tags=["shown"]
 class LabLimited(HeldBack):
-    """Your limiter: holds the host back, and puts off units for which there is no room."""
+    """Your limiter: it holds the host back, and puts off units for which there is no room."""
 
     def __init__(self, units: Sequence[Unit], limit: int = 2, forward: bool = True, depth: int | None = None) -> None:
         super().__init__(units, limit, forward, depth)
@@ -836,8 +834,8 @@ class LabLimited(HeldBack):
 #
 # The next cells run real training on 2 ranks, with your limiter and unlimited prefetch depth. The ledger counts the
 # bytes of the second step in the host's order, so the result is the same on every device. It corresponds to
-# `allocated`, the bytes that the program holds. The expected peak consists of the root and the k largest neighbouring
-# blocks.
+# `allocated`, the bytes that the program holds. The expected peak is the size of the root plus that of the k largest
+# neighbouring blocks.
 
 # %%
 from typing import NamedTuple
@@ -858,14 +856,14 @@ STATE = ("parameters", "unsharded", "gradients", "optimizer", "communication")
 
 
 class Usage(NamedTuple):
-    unsharded: int  # bytes at most
-    state: int  # the same, of all but activations
+    unsharded: int  # peak bytes
+    state: int  # peak bytes of everything but activations
     curve: dict[str, Any]
     allocator: dict[str, Any] | None  # on a GPU: what its allocator held during the step
 
 
 def mark_stages(ledger: Ledger, history: MemoryHistory, begins: str) -> None:
-    """Mark the stage that ends when another begins, and on a GPU also the one that begins."""
+    """Mark the stage that has just ended and, on a GPU, also the one that begins."""
     ended = {"backward": "forward", "optimizer": "backward", "rest": "optimizer"}
     if begins in ended:
         ledger.mark(ended[begins])
@@ -874,7 +872,7 @@ def mark_stages(ledger: Ledger, history: MemoryHistory, begins: str) -> None:
 
 
 def measure_memory(schedules: dict[str, Callable]) -> dict[str, Usage]:
-    """A second step with each schedule, by the ledger."""
+    """Return the ledger's record of a second step with each schedule."""
     usage = {}
     where = rank_device()
     batch = data.shard(next(SETTINGS.batches()), dist.get_rank(), RANKS)
@@ -894,7 +892,7 @@ def measure_memory(schedules: dict[str, Callable]) -> dict[str, Usage]:
 
 
 def bounded(limit: int | None, reductions: int | None, units: Sequence[Unit]) -> PrefetchSchedule:
-    """A deep prefetch with a limit on whole units and reductions in flight; None: no limit."""
+    """Return a deep prefetch with a limit on unsharded units and reductions in flight; None means no limit."""
     schedule = PrefetchSchedule(units, depth=None) if limit is None else LabLimited(units, limit)
     schedule.reductions = reductions
     return schedule
@@ -988,22 +986,23 @@ show(
 )
 
 # %% [markdown]
-# With a deep prefetch, reductions accumulate too, each with its unsharded gradient (lab 07). The
-# peak then comes at the end of backward, when all gradients are alive, and a bound on the gathers
-# alone does not lower it. So `HeldBack` bounds both.
+# With a deep prefetch, reductions accumulate too, each with its unsharded gradient (lab 07). The peak then comes at the
+# end of the backward pass, when all gradients are alive, and a bound on the gathers alone does not lower it. So
+# `HeldBack` bounds both.
 #
 # ## 8.8 Choose k
 #
 # *10 minutes, medium*
 #
 # How much memory does a larger k cost? The peak of a step includes more than gathered parameters. Consider the moment
-# when backward has computed the gradient of block j, counted from 0 as in forward. At this moment, a rank holds:
+# when the backward pass has computed the gradient of block j (blocks are counted from 0 in forward order). At this
+# moment, a rank holds:
 #
 # - block j and the blocks gathered ahead, j - 1, j - 2, ..., as many as the limit allows, down to block 0;
-# - `held[j]` bytes of everything else, which does not depend on k: the shards and the optimizer's state; the root and
-#   its unsharded gradient; the unsharded gradients of block j and of block j + 1, whose reduction is in flight; and the
-#   gradient shards of the blocks after j. (On gloo, this reduction also holds the parts received from the other ranks,
-#   (N - 1) / N of a block, which minifsdp sums. NCCL needs no such memory.)
+# - `held[j]` bytes of everything else, which does not depend on k: the shards and the optimizer state; the root and its
+#   unsharded gradient; the unsharded gradients of block j and of block j + 1, whose reduction is in flight; and the
+#   gradient shards of the blocks after j. (With gloo, this reduction also holds the contributions received from the
+#   other ranks, (N - 1) / N of a block, which minifsdp sums. NCCL needs no such memory.)
 #
 # The peak is the largest of these totals over all j. All blocks here have B bytes. By how many
 # bytes does the peak rise from k = 1 to k = 2?
@@ -1019,7 +1018,7 @@ def largest_limit(budget: int, blocks: Sequence[int], held: Sequence[int]) -> in
 
     Args:
         budget: the number of bytes available.
-        blocks: unsharded bytes of each block, in the order of forward; at least one.
+        blocks: the unsharded bytes of each block, in forward order; at least one.
         held: for each block, the bytes held in addition to gathered blocks when the block's gradient is complete.
 
     Returns:
@@ -1080,11 +1079,12 @@ plots.lines(
 #
 # The FSDP paper (section 5.3) trains with the limiter and without it. According to its text, T5-11B becomes up to five
 # times as fast, RegNet-9B does not change, and DeepViT-8B becomes 5 % slower. The bars of its figure 6(c), read off a
-# copy, show seconds per batch, without the limiter and with it, on two machines and on four. T5-11B takes 18.61 and
+# copy, show the seconds per batch without and with the limiter, on two machines and on four. T5-11B takes 18.61 and
 # 8.36 s on two machines, and 15.33 and 5.02 s on four, so it is 2.23 and 3.05 times as fast. RegNet-9B takes 14.80 and
-# 14.81 s, then 21.81 and 21.70 s. DeepViT-8B takes 18.00 and 18.78 s, then 21.64 and 22.79 s, so it is 4 and 5 %
-# slower. No bar shows a factor of five. The next cell records models of those shapes on 16 GPUs (two machines, each
-# with 2 Tb/s of network, as in the paper), with and without your limiter, and replays them:
+# 14.81 s on two machines, and 21.81 and 21.70 s on four. DeepViT-8B takes 18.00 and 18.78 s on two machines, and 21.64
+# and 22.79 s on four, so it is 4 and 5 % slower. No bar shows a factor of five. The next cell records models of those
+# shapes on 16 GPUs (two machines, each with 2 Tb/s of network, as in the paper), with and without your limiter, and
+# replays them:
 
 # %% tags=["C16"]
 from minifsdp.course.machine.shapes import Shape
@@ -1121,15 +1121,15 @@ assert factors["DeepViT-8B-like"] < 0.99 < factors["RegNet-9B-like"]
 # %% [markdown]
 # Retries are counted over 6 steps. The direction of the effect agrees with the paper in all three cases. The model
 # cannot predict the size of the effect: it omits too much, and its settings were chosen to show the effect. For T5 and
-# DeepViT, the batch size is the one at which the limiter matters most, of those tried. (With 2 or 8 samples instead of
-# 4, it makes no difference for DeepViT.) T5's device has 5 % more memory than the step needs with k = 2.
+# DeepViT, the batch size is, among those tried, the one at which the limiter matters most. (With 2 or 8 samples instead
+# of 4, it makes no difference for DeepViT.) T5's device has 5 % more memory than the step needs with k = 2.
 #
 # - **It helps** where memory is scarce and the host runs far ahead. In this case, the retries cost more than the waits.
 # - **It does nothing** where memory is plentiful and computing takes longer than gathering, as for
 #   RegNet: the delayed gathers still finish in time.
 # - **It costs time** where memory would have sufficed and gathering takes about as long as computing, as for DeepViT.
 #   The next gather is issued only when a unit has been freed on the device. If the link finishes its last gather before
-#   that, it is idle and cannot work ahead.
+#   that, it is idle until then.
 #
 # For T5-11B, the next cell shows the effect of k = 1, and the quantities that determine the
 # factor:
@@ -1148,11 +1148,11 @@ assert seconds(need[1]) > seconds(need[2]) == seconds(need[None])
 
 
 def factor(room: float = T5.room, call: float = T5_DEVICE.segment[0]) -> float:
-    """Duration of a step without a limit, divided by that with k = 2, which never retries here.
+    """Return the duration of a step without a limit, divided by that with k = 2, which never retries here.
 
     Args:
-        room: memory of the device, divided by the need with k = 2.
-        call: seconds per segment, and per GiB of it.
+        room: the memory of the device, divided by the memory needed with k = 2.
+        call: seconds per segment, plus seconds per GiB of it.
     """
     where = replace(T5_DEVICE, capacity=int(room * need[2].peak("reserved")), segment=(call, call))
     return seconds(replay(by_limit[None], where)) / seconds(need[2])
@@ -1179,10 +1179,10 @@ plots.lines(
 #
 # ## Measured by the clock
 #
-# A laptop can measure the other half: the effect of a limit on the speed of a deep prefetch. The next cell trains on 2
-# ranks over gloo and an emulated link (2 ms latency, 50 MB/s), on the CPU even where there are GPUs. The two schedules
-# take turns. The figure also shows the prediction for each schedule by a model of this machine, whose host does *not*
-# run ahead.
+# A laptop can measure a different aspect: the effect of a limit on the speed of a deep prefetch. The next cell trains
+# on 2 ranks over gloo and an emulated link (2 ms latency, 50 MB/s), on the CPU even where there are GPUs. The two
+# schedules take turns. The figure also shows the prediction for each schedule by a model of this machine, whose host
+# does *not* run ahead.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1221,10 +1221,10 @@ for name, limit in (("prefetch without a limit", None), ("your limit, k = 2", 2)
     print(f"{name:26}{whole / MIB:5.2f} MiB of gathered parameters at most")
 
 # %% [markdown]
-# On a laptop, the limiter saves the memory that a deep prefetch would take. The title of the figure gives its effect on
-# speed, as a range over the turns. If the turns differ in sign, the measurement is inconclusive; on a busy machine, the
-# range is wide. On a GPU, the limiter saves the memory that a host running ahead would take. In both cases two units
-# are enough: one being computed and one arriving.
+# On a laptop, the limiter saves the memory that a deep prefetch would take. The title of the figure states the effect
+# on speed as a range over the turns. If the turns differ in sign, the measurement is inconclusive; on a busy machine,
+# the range is wide. On a GPU, the limiter saves the memory that a host running ahead would take. In both cases, two
+# unsharded units are enough: one being computed and one arriving.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -1241,8 +1241,8 @@ then little waits for an event.)
 # %% [markdown]
 # ## FSDP2 has no limiter
 #
-# With `record_stream`, memory becomes free when the allocator happens to poll. FSDP2 (`fully_shard`) does not use
-# `record_stream`. It keeps a *reference* to a gathered buffer as long as later operations still have to read the
+# With `record_stream`, memory becomes free whenever the allocator next polls the events. FSDP2 (`fully_shard`) does not
+# use `record_stream`. It keeps a *reference* to a gathered buffer as long as later operations still have to read the
 # buffer. Before dropping the reference, FSDP2 makes the gather streams wait for an event behind the last such operation
 # (`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`). All later work of those streams on this memory comes
 # after the event. So when the host frees the block, it goes straight back to the pool of its own stream, however far
@@ -1252,28 +1252,28 @@ then little waits for an event.)
 #
 # - `expandable_segments:True` lets a segment grow, and so avoids most fragmentation within a
 #   stream. It does nothing for blocks that wait for an event.
-# - A limit counts units, not bytes. With units of different sizes, choose it as in 8.8.
-# - Results marked "model" were not measured on a GPU, and a record shows only the quantities that
-#   it names.
+# - A limit counts units, not bytes. If units differ in size, choose the limit as in 8.8.
+# - Results marked "model" were not measured on a GPU, and a record from a GPU shows only the quantities that it names.
 #
 # ## What to remember
 #
-# 1. `allocated` counts the bytes that the program holds. `active` adds freed memory that a stream
-#    may still read. `reserved` counts all memory taken from the device. The host runs ahead, so
-#    freed memory waits, and `active` rises above `allocated`.
+# 1. `allocated` counts the bytes that the program holds. `active` adds freed memory that a stream may still read.
+#    `reserved` counts all memory taken from the device. When the host runs ahead, freed memory waits for the device,
+#    and `active` rises above `allocated`.
 # 2. A freed block belongs to its stream. If other streams were recorded on it, it becomes free only when they have
 #    reached the events recorded when it was freed.
 # 3. A retry waits for the device, returns the cache and allocates again. The device is idle in the meantime.
 # 4. The limiter makes the host wait for the oldest of k frees. When a gather is issued, at most k - 1 freed units are
 #    still in use on the device. With k = 2, one unit is being computed while the next one arrives.
-# 5. The limiter counts only frees that have been issued. A free that the waiting host itself has yet to issue would
-#    never come.
+# 5. The limiter counts only frees that have been issued. If the host waited for a free that it had yet to issue itself,
+#    it would wait forever.
 #
 # ## More: the fastest schedule in 8 GiB
 #
-# This is an open task without a reference answer. The model is T5-11B-like on 16 paper GPUs, where gathering takes
-# about as long as computing. Write the schedule with the shortest step for which the allocator reserves at most 8 GiB.
-# A hazard (a kernel that reads data before its arrival) disqualifies it. You can start from this schedule:
+# This is an open task without a reference answer. The model resembles T5-11B and runs on 16 simulated GPUs, where
+# gathering takes about as long as computing. Write the schedule with the shortest step for which the allocator reserves
+# at most 8 GiB. A hazard (a kernel that reads data before its arrival) disqualifies it. You can start from this
+# schedule:
 
 # %% tags=["shown"]
 from minifsdp.course.workshop.scores import enter
@@ -1281,7 +1281,8 @@ from minifsdp.fsdp import RateLimitedSchedule
 
 
 class MySchedule(RateLimitedSchedule):
-    """Gather two units ahead in backward and one in forward? Reduce later? Keep the last block whole? You decide."""
+    """Gather two units ahead in backward and one in forward? Reduce later? Keep the last block unsharded? You
+    decide."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         super().__init__(units, forward=True, depth=1, limit=2)
@@ -1300,8 +1301,8 @@ enter("my schedule", MySchedule)
 #
 # <details><summary>Answer</summary>
 #
-# No. Cached memory costs nothing until another consumer needs it: a second process on the same device, or a library
-# that allocates from the driver, like NCCL. Only retries cost time.
+# No, there is not. Cached memory costs nothing until another consumer needs it: a second process on the same device, or
+# a library that allocates from the driver, like NCCL. Only retries cost time.
 # </details>
 #
 # **2. `torch.cuda.empty_cache()` in every step makes the retries go away. Why is that not a solution?**
@@ -1317,7 +1318,7 @@ enter("my schedule", MySchedule)
 # <details><summary>Answer</summary>
 #
 # It disables prefetching. The next gather is issued only when the previous unit has been computed and freed. Compute
-# and link take turns, and the memory equals that of the synchronous schedule.
+# and communication take turns, and the memory use equals that of the synchronous schedule.
 # </details>
 #
 # **4. All ranks run the same program, and one of them retries. What do the others do?**
@@ -1331,8 +1332,9 @@ enter("my schedule", MySchedule)
 #
 # <details><summary>Answer</summary>
 #
-# In this lab it does nothing: no unit is freed after forward, so none of them counts. All units are whole at the end of
-# forward anyway. torch counts the frees in backward, so its host waits for some of them in the next forward.
+# In this lab it does nothing: no unit is freed after its forward, so none of them counts. All units are unsharded at
+# the end of the forward pass anyway. torch counts the frees in the backward pass, so its host waits for some of them in
+# the next forward pass.
 # </details>
 #
 # **6. Why must the event of 8.3 be recorded when the block is freed, and not when `record_stream` is called?**

@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Lab 09: precision, accumulation, offload
 #
-# A unit's values can have several dtypes, live in host or device memory, and be reduced less often than once per
-# backward. This lab covers all three. The engine of labs 05 to 08 stays the same; only the *unit* changes, in a few
-# places.
+# The values of a unit can have several dtypes and can be in host or device memory, and its gradients can be reduced
+# less often than in every backward pass. This lab covers all three options. The engine of labs 05 to 08 stays the same;
+# only the *unit* changes, in a few places.
 #
 # ![The dtypes of parameters, gradients and optimizer state in mixed precision](../slides/figures/practice-dtypes.svg)
 #
@@ -21,16 +21,16 @@
 # **Afterwards you can**
 #
 # - name the dtype of each stage of a step in mixed precision, and say which stages need fp32;
-# - predict how much bf16 saves in memory and on the wire, and what it does not save;
-# - scale the loss in fp16 so that sharded ranks agree, and say why bf16 needs no scaling;
-# - choose between accumulating sharded and unsharded gradients by comparing bytes and messages;
+# - predict how much bf16 saves in memory and traffic, and what it does not save;
+# - scale the loss in fp16 so that all ranks agree although each holds only shards, and say why bf16 needs no scaling;
+# - choose between accumulating sharded and unsharded gradients by comparing bytes and collectives;
 # - move shards, gradients and the optimizer to the host without reading values that have not arrived.
 #
 # **You need** lab 05 (units, gather, reduce-scatter) and lab 06 (streams and events).
 #
 # **Time** 70 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, one rank per GPU).
 # **Memory** less than 20 MiB of tensors per rank. On a CPU, host and device memory are the same; the copies between
-# them are still made, so their bytes can be counted, but their speed cannot be measured.
+# them are still performed, so their bytes can be counted, but their speed cannot be measured.
 
 # %% tags=["setup"]
 # set-up
@@ -48,10 +48,10 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # %% [markdown]
 # ## The costs that remain
 #
-# FSDP's remaining costs are the memory of the unsharded units and the bytes on the wire. With 2 bytes per element
-# instead of 4, both are halved. A GPU also computes faster in low precision, on its matrix units: 312 TFLOP/s in bf16
-# and fp16 and 156 in TF32, compared with 19.5 in fp32 (NVIDIA's A100 data sheet). Compute speeds up by more than
-# messages shrink, so messages are harder to overlap. Why not make the whole model bf16?
+# The remaining costs of FSDP are the memory of the unsharded units and the bytes sent. With 2 bytes per element instead
+# of 4, both are halved. A GPU also computes faster in low precision, on its matrix units: 312 TFLOP/s in bf16 and fp16
+# and 156 in TF32, compared with 19.5 in fp32 (NVIDIA's A100 data sheet). Compute speeds up by a larger factor than
+# messages shrink, so messages are harder to overlap. Why not convert the entire model to bf16?
 #
 # | dtype | bytes | exponent | mantissa | largest | smallest above 0 |
 # |---|---|---|---|---|---|
@@ -103,8 +103,8 @@ print(f"fp32: {high.item():.4f}; bf16: {low.item():.4f}, for 1.0 - 0.001 rounds 
 # %% [markdown]
 # What happens in a model? Adam's first step moves *every* element by about the learning rate, in either direction. The
 # next cell counts the elements of this lab's model that such a step leaves unchanged if they are kept in bf16.
-# (Elements that start at 0 can take a step of any size; those that start at 1, the norms' weights, lose almost every
-# step.)
+# (Elements that start at 0 can take a step of any size; those that start at 1, the weights of the norms, lose almost
+# every step.)
 
 # %%
 RANKS = 2
@@ -129,10 +129,10 @@ for rate in (1e-2, 1e-3, 1e-4, 1e-5):
 #
 # FSDP has an advantage here (FSDP paper, section 4.4): the master weights are sharded. Mixed precision on a single
 # device holds 4 + 2 bytes per element at all times; FSDP holds 4/N, plus 2 for each element of the units that are
-# currently whole.
+# currently unsharded.
 #
-# Make a prediction first. The shards stay in fp32, so what changes on the wire? With FULL_SHARD in bf16, and reductions
-# in bf16 too, what fraction of the fp32 bytes does each of 2 ranks send in a step?
+# Make a prediction first. The shards stay in fp32, so how does the traffic change? With FULL_SHARD in bf16, and
+# reductions in bf16 too, what fraction of the fp32 bytes does each of 2 ranks send in a step?
 
 # %%
 predict("9.1", ..., "bytes sent in a step of FULL_SHARD in bf16, as a fraction of fp32's")
@@ -163,26 +163,26 @@ def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
     copy or for the gather: the caller does that.
 
     Use `Tensor.copy_`, which casts (and moves; with `non_blocking=True` the host does not wait for a move), and
-    `comm.all_gather(output, part, group)`, whose `part` may be this rank's own part of `output`.
+    `comm.all_gather(output, part, group)`, whose `part` may be this rank's own slice of `output`.
     """
     ...
 
 
 # %% [markdown]
-# ## 9.2 Back to the shard
+# ## 9.2 Return the gradient to the shard
 #
 # *8 minutes, medium*
 #
-# In backward, each leaf's gradient has the dtype of `full`. The engine copies these gradients into one unsharded
-# gradient in `reduce_dtype`, which is then sent and summed. The reduce-scatter leaves this rank's part of the mean,
-# also in `reduce_dtype`. The optimizer needs the mean in the shard's dtype, and the gradients of micro-batches must be
-# added in that dtype: low precision loses small terms just as it loses small updates.
+# In the backward pass, the gradient of each leaf has the dtype of `full`. The engine copies these gradients into one
+# unsharded gradient in `reduce_dtype`, which is then sent and summed. The reduce-scatter leaves this rank's shard of
+# the mean, also in `reduce_dtype`. The optimizer needs the mean in the dtype of the shard, and the gradients of
+# micro-batches must be added in that dtype: low precision loses small terms just as it loses small updates.
 
 
 # %% tags=["exercise-9.2"]
 @exercise("9.2")
 def deliver(shard: nn.Parameter, mean: Tensor) -> None:
-    """Add `mean` [P / N], of any floating dtype, to `shard.grad` in the shard's dtype (fp32), and free `mean`.
+    """Add `mean` [P / N], of any floating-point dtype, to `shard.grad` in the shard's dtype (fp32), and free `mean`.
 
     `shard.grad` is None at first. Once created, it stays the same tensor, and later means are added in place. Use no
     other memory; only `shard.grad` remains afterwards.
@@ -207,7 +207,7 @@ def deliver(shard: nn.Parameter, mean: Tensor) -> None:
 # in fp16: see `_get_gradient_divide_factors` in `_fully_shard/_fsdp_collectives.py`. In other dtypes the reduction
 # itself divides (`ReduceOp.AVG`), as it does in minifsdp's own unit.)
 #
-# Predict: by what number are fp16 gradients divided *before* they are summed over 512 ranks?
+# Predict: by what number are fp16 gradients divided *before* they are summed across 512 ranks?
 
 # %%
 predict("9.3", ..., "divisor of fp16 gradients before the sum over 512 ranks")
@@ -238,14 +238,14 @@ for gradient in (2_000.0, 2e-6):
     print(f"gradient {gradient:g}: after the sum {found[0]:g}, before {found[1]:g}, split {found[2]:g}")
 
 # %% [markdown]
-# The split gives up a factor of √N at each end of the range, instead of a factor of N at one end: gradients above
-# 65,504 / √N still overflow, and 2e-6 / 32 has lost bits. Loss scaling, in 9.4, is the other remedy for the narrow
-# range.
+# Splitting the division gives up a factor of √N at each end of the range, instead of a factor of N at one end:
+# gradients above 65,504 / √N still overflow, and 2e-6 / 32 has lost bits. Loss scaling, in 9.4, is the other remedy for
+# the narrow range.
 #
 # ## Your unit in the engine
 #
 # `FlatUnit` is the unit of labs 05 to 08. It consists of a flat parameter and a plan that specifies the ranks and the
-# dtypes. Your functions carry out the plan: the class below calls them instead of `FlatUnit`'s own code, and a
+# dtypes. Your functions carry out the plan: the class below calls them instead of the code in `FlatUnit`, and a
 # `Reduction` uses your divisors. Both are passed to FSDP (`unit=`); the engine and the schedules stay unchanged.
 
 
@@ -281,14 +281,14 @@ PRECISIONS = {
 
 
 def yours(precision: MixedPrecision = PRECISIONS["fp32"], **options: Any) -> FullyShardedDataParallel:
-    """The lab's model in minifsdp's FSDP with your unit: FULL_SHARD, no overlap, one unit per block."""
+    """Build the lab's model in minifsdp's FSDP with your unit: FULL_SHARD, no overlap, one unit per block."""
     model = SETTINGS.model().to(rank_device())
     options = {"schedule": SyncSchedule, "auto_wrap_policy": {Block}, **options}
     return FullyShardedDataParallel(model, mixed_precision=precision, unit=LowPrecisionUnit, **options)
 
 
 def mine_of(batch: data.Batch) -> tuple[Tensor, Tensor]:
-    """This rank's rows of a batch."""
+    """Return this rank's rows of a batch."""
     tokens, targets = data.shard(batch, dist.get_rank(), dist.get_world_size())
     return tokens.to(rank_device()), targets.to(rank_device())
 
@@ -300,8 +300,8 @@ def shards_of(model: FullyShardedDataParallel) -> list[nn.Parameter]:
 # %% [markdown]
 # ### Measured: the dtype of each stage
 #
-# The dtypes are recorded in three places: in a linear layer of a block as it computes, in the engine's buffers, and in
-# the optimizer.
+# The dtypes are recorded in three places: in a linear layer of a block while it computes, in the buffers of the engine,
+# and in the optimizer.
 
 
 # %%
@@ -347,12 +347,12 @@ for name, dtypes in noted.items():
 #
 # The next cell compares the gradient shards of one step from three sources: your unit, minifsdp's own unit, and torch's
 # `FullyShardedDataParallel` with the same `mixed_precision`. On two ranks, a sum is one addition, and halving is exact
-# (far from the ends of fp16's range), so rounding cannot differ.
+# (far from the ends of the fp16 range), so rounding cannot differ.
 
 
 # %%
 def gradients_with(kind: str, name: str) -> Tensor:
-    """This rank's gradient shards, concatenated."""
+    """Return this rank's gradient shards, concatenated."""
     if kind == "yours":
         model = yours(PRECISIONS[name])
         shards = shards_of(model)
@@ -377,8 +377,8 @@ def gradients_with(kind: str, name: str) -> Tensor:
 
 
 def compare() -> dict[str, tuple[bool, bool, float]]:
-    """For each precision: equal to minifsdp's, equal to torch's, and the largest distance from fp32, relative to the
-    largest gradient."""
+    """Return, for each precision, whether the gradients equal minifsdp's and torch's, and the largest distance from
+    fp32, relative to the largest gradient."""
     found, exact = {}, gradients_with("yours", "fp32")
     for name in PRECISIONS:
         mine, ours, torchs = (gradients_with(kind, name) for kind in ("yours", "minifsdp", "torch"))
@@ -396,17 +396,17 @@ for name, (ours, torchs, distance) in launch(compare, RANKS)[0].items():
 # ### Measured: bytes at each stage
 #
 # Let p and r be the bytes per element in `param_dtype` and `reduce_dtype`. Let R, B and Ψ be the numbers of elements,
-# with padding, of the root, of the largest block and of the whole model. The prediction is:
+# with padding, of the root, of the largest block and of the entire model. The prediction is:
 #
-# - at rest: (4 + 8) Ψ / N, the shards and Adam's state in fp32 (plus 4 bytes per unit for Adam's counter), **whatever
-#   the precision**;
-# - unsharded parameters: p R when forward ends, p (R + B) at the peak;
+# - at rest: (4 + 8) Ψ / N for the shards and Adam's state in fp32 (plus 4 bytes per unit for Adam's counter),
+#   **whatever the precision**;
+# - unsharded parameters: p R when the forward pass ends, p (R + B) at the peak;
 # - sent: (N - 1) / N times p (2Ψ - R) in gathers and r Ψ in reductions.
 
 
 # %%
 def measure_memory(name: str) -> dict[str, Any]:
-    """The bytes and the collectives of the second step."""
+    """Return the bytes and the collectives of the second step."""
     with Ledger() as ledger:
         model = yours(PRECISIONS[name])
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -473,12 +473,12 @@ plots.stages(
 )
 
 # %% [markdown]
-# So bf16 halves unsharded parameters, unsharded gradients and the bytes on the wire, and almost halves the activations
-# (logits and loss are fp32). It saves nothing at rest. In this small model, the optimizer's state dominates. Reducing
-# in fp32 doubles the unsharded gradients and their messages, but the sum over the ranks is no longer rounded to bf16's
-# 7 bits of mantissa. On 2 ranks, that is a single rounding; on 512, there are many.
+# So bf16 halves unsharded parameters, unsharded gradients and the bytes sent, and almost halves the activations (logits
+# and loss are fp32). It saves nothing at rest. In this small model, the optimizer state dominates. Reducing in fp32
+# doubles the memory of the unsharded gradients and the bytes sent to reduce them, but the sum across the ranks is no
+# longer rounded to the 7 mantissa bits of bf16. On 2 ranks, that is a single rounding; on 512, there are many.
 #
-# ## 9.4 fp16: all ranks step, or none do
+# ## 9.4 fp16: all ranks step, or no rank does
 #
 # *12 minutes, hard*
 #
@@ -489,8 +489,8 @@ plots.stages(
 # nor this lab sets a lower limit. With a NaN in the data, S would be halved forever; the run should stop instead.)
 # Clipping belongs between unscaling and the step, and needs the norm over all shards (`model.clip_grad_norm_`).
 #
-# With *sharding*, a rank sees only its own shards' gradients, so an overflow in one shard is visible on only one rank.
-# What do the others do?
+# With *sharding*, a rank sees only the gradients of its own shards, so an overflow in one shard is visible on only one
+# rank. What do the others do?
 #
 # Predict: the first scale is 2**24, but 2**20 is the largest scale without overflow. How many steps are skipped?
 
@@ -507,7 +507,7 @@ def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) 
         optimizer: the optimizer of this rank's shards, `p for each in optimizer.param_groups for p in each["params"]`.
             A `p.grad` may be None. The gradients are `scale` times too large.
         scale: the current scale, the same on all ranks.
-        group: the ranks that have to agree: all ranks that hold a part of the model.
+        group: the ranks that have to agree: all ranks that hold a shard of the model.
 
     If all gradients on all ranks are finite, they are divided by `scale`, the optimizer steps, and `scale` is returned.
     If any gradient on any rank is infinite or NaN, no rank steps, and all ranks return `scale / 2`.
@@ -519,7 +519,7 @@ def step_together(optimizer: torch.optim.Optimizer, scale: float, group: Group) 
 
 
 # %% [markdown]
-# ### Measured: agreed on all ranks
+# ### Measured: all ranks agree
 #
 # Two ranks train in fp16 with your unit. In the third step, one element of rank 1's gradients is set to infinity. Your
 # function is compared with minifsdp's `ShardedGradScaler` and with a scaler that checks only its own rank, as torch's
@@ -550,7 +550,7 @@ class Library:
 
 
 def with_an_infinity(how: str) -> tuple[list[float], list[bool], Tensor]:
-    """For each step the scale and whether this rank has stepped; then its final shards."""
+    """Return, for each step, the scale and whether this rank has stepped; then its final shards."""
     steps = {"your step_together": step_together, "each alone": alone, "ShardedGradScaler": Library(1024.0)}
     model, group = yours(PRECISIONS["fp16"]), comm.world()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -598,12 +598,13 @@ assert same
 #
 # ### Measured: why scaling helps, and the cost of a bad guess
 #
-# A rank has 32 tokens here, and each contributes 1/32 of the mean loss. With 65,536 tokens per rank, that share would
-# be 2,048 times smaller, and so would the gradient that backward propagates for each token. To reach this range, the
-# next cell divides the loss by 2,048 before scaling it. (Here the gradient of a weight, a sum over tokens, shrinks as
-# well. With a real batch of that size it would not, so less would be lost.) The cell prints the norm of the difference
-# from the fp32 gradients, relative to the norm of those gradients. Then it runs nine steps from an initial scale that
-# is far too high. In bf16, the scale can stay at 1, because its exponent has as many bits as fp32's.
+# A rank has 32 tokens here, and each contributes 1/32 of the mean loss. With 65,536 tokens per rank, that fraction
+# would be 2,048 times smaller, and so would the gradient that the backward pass propagates for each token. To reach
+# this range, the next cell divides the loss by 2,048 before scaling it. (Here the gradient of a weight, a sum over
+# tokens, shrinks as well. With a real batch of that size it would not, so less would be lost.) The cell prints the norm
+# of the difference from the fp32 gradients, relative to the norm of those gradients. Then it runs nine steps from an
+# initial scale that is far too high. In bf16, the scale can stay at 1, because the exponent of bf16 has as many bits as
+# that of fp32.
 
 
 # %% tags=["C18", "nbval-ignore-output"]
@@ -617,7 +618,7 @@ def gradient_of(name: str, scale: float) -> Tensor:
 
 
 def guess_badly(name: str, scale: float) -> list[float]:
-    """The scale after each of nine steps."""
+    """Return the scale after each of nine steps."""
     model = yours(PRECISIONS[name])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scales = []
@@ -630,7 +631,7 @@ def guess_badly(name: str, scale: float) -> list[float]:
 
 
 def too_high() -> int:
-    """Steps skipped from a scale of 2**24, if scales above 2**20 overflow on one rank."""
+    """Count the steps skipped from a scale of 2**24, if scales above 2**20 overflow on one rank."""
     group, scale, thrown = comm.world(), 2.0**24, 0
     shard = nn.Parameter(torch.zeros(1, device=rank_device()))
     while True:
@@ -664,20 +665,20 @@ assert scales[0] == 2.0**29, f"the first guess was too high, and is halved: {sca
 assert scales[-1] == scales[-2], f"the guess was not corrected: {scales}"
 
 # %% [markdown]
-# Each halving costs a whole forward and backward. Infinities return whenever S has grown too large; with fp16, this is
-# a normal part of training. bf16 has replaced fp16 where the hardware supports it.
+# Each halving costs an entire forward and backward pass. Infinities return whenever S has grown too large; with fp16,
+# this is a normal part of training. bf16 has replaced fp16 where the hardware supports it.
 #
-# ## 9.5 Accumulate, with and without communication
+# ## 9.5 Accumulate with and without communication
 #
 # *8 minutes, medium*
 #
-# A batch that does not fit in memory is run as k *micro-batches*, whose gradients are added up. When is a gradient
+# A batch that does not fit in memory is run as k *micro-batches*, whose gradients are summed. When is a gradient
 # reduced?
 #
-# - **with communication**: after every micro-batch. Every backward reduce-scatters the gradient and adds the result to
-#   the shard's gradient. Between micro-batches a rank keeps sharded gradients, 4Ψ / N bytes in fp32.
-# - **without**: inside `model.no_sync()` each unit keeps its unsharded gradient. The first backward outside `no_sync`
-#   reduces the sum. Between micro-batches a rank keeps 4Ψ bytes, as much as DDP.
+# - **with communication**: after every micro-batch. Every backward pass reduce-scatters the gradient and adds the
+#   result to the shard's gradient. Between micro-batches, a rank keeps sharded gradients, 4Ψ / N bytes in fp32.
+# - **without communication**: inside `model.no_sync()`, each unit keeps its unsharded gradient. The first backward pass
+#   outside `no_sync` reduces the sum. Between micro-batches, a rank keeps 4Ψ bytes, as much as DDP.
 #
 # Many texts say that accumulation with communication reduces after several steps. That is wrong: it reduce-scatters in
 # **every** micro-batch. So it saves memory but sends more.
@@ -698,12 +699,12 @@ def accumulate(model: Any, micro_batches: Sequence[tuple[Tensor, ...]], communic
 
     Args:
         model: an FSDP model that returns a loss, the mean over its rows: `model(*micro_batch)`. `model.no_sync()` is a
-            context manager; a backward inside it does not reduce. (In DDP the forward decides: keep both inside.)
+            context manager; a backward pass inside it does not reduce. (In DDP the forward decides: keep both inside.)
         micro_batches: k micro-batches with equal numbers of rows. Each gradient has weight 1/k.
         communicate: if True, every micro-batch's gradient is reduced in its own backward. If False, all of them are
             reduced together, in the backward of the last one.
 
-    Run one forward and one backward per micro-batch, in turn. Add to any gradients already in `.grad`. The same
+    Run one forward and one backward pass per micro-batch, in turn. Add to any gradients already in `.grad`. The same
     micro-batch may appear more than once.
     """
     ...
@@ -718,8 +719,8 @@ def micro_batches() -> list[tuple[Tensor, Tensor]]:
 
 
 def measure_accumulation() -> dict[bool, dict[str, Any]]:
-    """For each value of `communicate`: collectives, bytes of gradients after each backward and at the peak, and the
-    gradients."""
+    """Return, for each value of `communicate`, collectives, bytes of gradients after each backward and at the peak, and
+    the gradients."""
     found = {}
     for communicate in (True, False):
         with Ledger() as ledger:
@@ -737,7 +738,7 @@ def measure_accumulation() -> dict[bool, dict[str, Any]]:
 
 
 # %% [markdown]
-# ### Measured: bytes and messages
+# ### Measured: bytes and collectives
 
 # %% tags=["C17"]
 accumulated = launch(measure_accumulation, RANKS)[0]
@@ -762,10 +763,10 @@ print(f"the same gradient within rounding: {close}")
 assert close
 
 # %% [markdown]
-# The number of reductions falls from kU to U; the gathers remain, because parameters are resharded after every
-# backward. With FULL_SHARD, the gathers are two thirds of the traffic, and the additional 4Ψ bytes are the reason why
-# `no_sync` runs out of memory. (With SHARD_GRAD_OP, parameters stay whole inside `no_sync`. That saves the gathers as
-# well, at a cost of another 4Ψ bytes: see `kept` in `minifsdp/fsdp/engine.py`.) minifsdp accumulates unsharded
+# The number of reductions falls from kU to U; the gathers remain, because parameters are resharded after every backward
+# pass. With FULL_SHARD, the gathers are two thirds of the traffic, and the additional 4Ψ bytes are the reason why
+# `no_sync` runs out of memory. (With SHARD_GRAD_OP, parameters stay unsharded inside `no_sync`. That saves the gathers
+# as well, at a cost of another 4Ψ bytes: see `kept` in `minifsdp/fsdp/engine.py`.) minifsdp accumulates unsharded
 # gradients in `reduce_dtype`; torch leaves them in autograd's `.grad`, in `param_dtype`.
 #
 # The next cell traces both on an emulated link (1 ms latency, 100 MB/s):
@@ -802,7 +803,7 @@ plots.timeline(
 #
 # *12 minutes, hard*
 #
-# *CPU offload* keeps shards, their gradients and the optimizer's state in host memory, and the optimizer runs there.
+# *CPU offload* keeps the shards, their gradients and the optimizer state in host memory, and the optimizer runs there.
 # The device holds only the units that are being computed. Your function from 9.1 already moves shards *to* the device:
 # `copy_` moves as well as casts, and with `non_blocking=True` the host does not wait. (To do both at once, torch makes
 # a temporary copy of the shard on the device: `aten/src/ATen/native/cuda/Copy.cu`.) Gradients travel in the other
@@ -811,13 +812,13 @@ plots.timeline(
 # host wait?
 #
 # - It must not wait immediately, because it would then block after every unit and could issue no further work.
-# - It must wait at the end of backward, before the optimizer runs, and for this copy only, that is, for an *event*
-#   recorded after the copy. (torch waits once, for all work on the stream: `_post_backward_final_callback` in
+# - It must wait at the end of the backward pass, before the optimizer runs, and for this copy only, that is, for an
+#   *event* recorded after the copy. (torch waits once, for all work on the stream: `_post_backward_final_callback` in
 #   `_runtime_utils.py`.)
 #
 # The new gradient is added to the existing one. torch's FSDP overwrites the existing one (`_offload_grad` in
-# `torch/distributed/fsdp/_runtime_utils.py` copies into `_cpu_grad`), which is why the class's documentation rules out
-# accumulation outside `no_sync()`.
+# `torch/distributed/fsdp/_runtime_utils.py` copies into `_cpu_grad`), which is why the documentation of the class rules
+# out accumulation outside `no_sync()`.
 #
 # Predict: between steps, after `zero_grad`, how many bytes of parameters and Adam's state does a *device*
 # hold with offload?
@@ -837,12 +838,12 @@ def offload_gradient(shard: nn.Parameter, mean: Tensor) -> Callable[[], None]:
         mean: on the device, of the shard's dtype. When `offload_gradient` returns, this memory has been freed. Work
             already queued on the device may still read it; `device.free` takes care of that.
 
-    `offload_gradient` does not wait and does not touch `shard.grad`. The returned function is called once, after
-    backward: it makes the host wait for this copy only, and then updates `shard.grad`.
+    `offload_gradient` does not wait and does not touch `shard.grad`. The returned function is called once, after the
+    backward pass: it makes the host wait for this copy only, and then updates `shard.grad`.
 
     Use `device.copy_to_host(tensor)`, which starts a copy and returns it, `device.current_stream(tensor.device)`, its
     `record_event()`, the event's `synchronize()`, which makes the host wait for it (on a CPU it does nothing), and
-    `device.free(buffer)`. Several copies to the same shard may be in flight at once.
+    `device.free(buffer)`. Several copies to the same shard may be in flight at the same time.
     """
     ...
 
@@ -862,7 +863,7 @@ class HostUnit(FlatUnit):
         self.under_way.append(self.start(self.flat.shard, mean))
 
     def finish_reduce(self) -> None:
-        """Called at the end of backward."""
+        """Called at the end of the backward pass."""
         super().finish_reduce()
         for arrive in self.under_way:
             arrive()
@@ -870,7 +871,7 @@ class HostUnit(FlatUnit):
 
 
 def offloaded(unit: type[FlatUnit] = HostUnit) -> FullyShardedDataParallel:
-    """Your offloaded FSDP, in fp32."""
+    """Build your offloaded FSDP, in fp32."""
     model = SETTINGS.model().to(rank_device())
     return FullyShardedDataParallel(
         model, cpu_offload=CPUOffload(True), auto_wrap_policy={Block}, schedule=SyncSchedule, unit=unit
@@ -878,9 +879,9 @@ def offloaded(unit: type[FlatUnit] = HostUnit) -> FullyShardedDataParallel:
 
 
 # %% [markdown]
-# ### Counted: bytes on the device, before and after
+# ### Counted: bytes on the device with and without offload
 #
-# On a GPU, `tensor.device` says where a tensor is. On a CPU, the two memories are the same, so the lab keeps its own
+# On a GPU, `tensor.device` shows where a tensor is. On a CPU, the two memories are the same, so the lab keeps its own
 # count. The engine's buffers (`device.empty`) count as device memory, and tensors returned by `device.copy_to_host`
 # count as host memory. Gradients and Adam's state are counted where their shards are.
 
@@ -911,7 +912,7 @@ class DeviceBytes:
             device.command_observers.remove(asked)
 
     def now(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-        """Bytes on the device: of shards, of Adam's two moments, of the engine's buffers."""
+        """Return the bytes on the device: of shards, of Adam's two moments, of the engine's buffers."""
         host = {tensor.untyped_storage().data_ptr() for tensor in self.on_host}
         buffers = [buffer for each in self.buffers if (buffer := each()) is not None]
         shards = [p for group in optimizer.param_groups for p in group["params"]]
@@ -925,7 +926,7 @@ class DeviceBytes:
 
 
 def follow_device() -> dict[str, dict[str, dict[str, int]]]:
-    """The bytes on the device, by kind and by moment in the second step."""
+    """Return the bytes on the device, by kind and by moment in the second step."""
     found = {}
     for name, build in (("on the device", yours), ("offloaded", offloaded)):
         with DeviceBytes().counting() as count:
@@ -960,16 +961,16 @@ outcome("9.6", sum(on_device["offloaded"]["between steps"].values()), slips={"th
 
 # %% [markdown]
 # All of the model state is in host memory, 16Ψ / N bytes including the gradients. The price is the transfer over the
-# bus, and an optimizer that runs at host speed. In every step, 4Ψ / N bytes go to the device twice (the root's share
+# bus, and an optimizer that runs at host speed. In every step, 4Ψ / N bytes go to the device twice (those of the root
 # only once), and 4Ψ / N bytes come back. A run on the CPU alone cannot measure how long that takes.
 #
-# ### Measured: the same gradient, also when accumulated
+# ### Measured: the same gradient, even when accumulated
 #
 # Offload changes the location of tensors, not their values. The next cell runs two micro-batches with communication,
-# and compares your offloaded unit with minifsdp's and with no offload at all. torch's FSDP is left out because its
-# offload fails at `pin_memory` without a CUDA device.
+# and compares your offloaded unit with that of minifsdp and with a unit that is not offloaded. torch's FSDP is left out
+# because its offload fails at `pin_memory` without a CUDA device.
 #
-# ### Break it: the gradient overwritten
+# ### Break it: overwrite the gradient
 #
 # The same cell also runs a unit that overwrites the gradient, as torch's does.
 
@@ -990,7 +991,7 @@ class Overwriting(HostUnit):
 
 
 def accumulate_offloaded() -> dict[str, Tensor]:
-    """The gradient shards after two micro-batches, and those of the second alone."""
+    """Return the gradient shards after two micro-batches, and those of the second alone."""
     models = {
         "no offload": yours(),
         "yours": offloaded(),
@@ -1017,7 +1018,7 @@ assert half
 # cannot be shown on a CPU, where a copy is complete when the call returns. On a GPU, the optimizer would read whatever
 # was in the pinned memory before.
 #
-# ### Break it: the sum in bf16
+# ### Break it: sum in bf16
 #
 # A small gradient is added to a large one 64 times, once in fp32 (with your function from 9.2) and once in bf16.
 
@@ -1033,11 +1034,11 @@ assert shard.grad.item() == 1.125
 
 # %% [markdown]
 # This is the lost update again. Sums of many small terms need fp32. This holds for weights, accumulated gradients, the
-# optimizer's moments and, with many ranks, the reduction.
+# moments of the optimizer and, with many ranks, the reduction.
 #
 # ## What is still missing
 #
-# Buffers (such as running means) have a dtype of their own, `buffer_dtype`; the inputs of a forward are also cast;
+# Buffers (such as running means) have a dtype of their own, `buffer_dtype`; the inputs of a module are also cast;
 # modules such as BatchNorm are better left in fp32 (`_module_classes_to_ignore`). `param_dtype` casts everything in a
 # unit, including norms, whereas `torch.autocast` keeps norms, softmax and losses in fp32. minifsdp implements all of
 # this in `fsdp/torch_api` (`mixed_precision.py`, `exempt.py`). Ignored modules and equal initial values on all ranks
@@ -1046,13 +1047,14 @@ assert shard.grad.item() == 1.125
 # ## What to remember
 #
 # 1. bf16 halves the unsharded bytes and the bytes sent (with reductions in fp32, a third fewer bytes are sent). The
-#    shards, their gradients and the optimizer's state stay in fp32: 16Ψ / N bytes whatever the precision.
+#    shards, their gradients and the optimizer state stay in fp32: 16Ψ / N bytes whatever the precision.
 # 2. The cast needs no buffer: the shard is cast into its own slice of the gathered buffer.
-# 3. fp16 needs loss scaling, a split division, and agreement on infinities: all ranks step, or none do. bf16 needs none
-#    of this.
+# 3. fp16 needs loss scaling, a split division, and agreement on infinities: all ranks step, or no rank does. bf16 needs
+#    none of this.
 # 4. Accumulation with communication reduce-scatters in every micro-batch and keeps sharded gradients. `no_sync` reduces
-#    once and keeps whole gradients, N times the bytes. The gathers are the same.
-# 5. Offload: start the copy, record an event, wait for the event at the end of backward, then add the gradient.
+#    once and keeps unsharded gradients, which take N times the bytes. The gathers are the same.
+# 5. To offload a gradient, start the copy, record an event, wait for the event at the end of the backward pass, then
+#    add the gradient.
 #
 # ## Questions
 #
@@ -1060,8 +1062,8 @@ assert shard.grad.item() == 1.125
 #
 # <details><summary>Answer</summary>
 #
-# The shards take the parameters' dtype, bf16. There are no master weights, Adam's state is bf16 as well, and small
-# updates are lost. Wrap an fp32 model and pass `MixedPrecision(param_dtype=torch.bfloat16)`.
+# The shards take the dtype of the parameters, bf16. There are no master weights, Adam's state is bf16 as well, and
+# small updates are lost. Wrap an fp32 model and pass `MixedPrecision(param_dtype=torch.bfloat16)`.
 # </details>
 #
 # **2. The bf16 rows show no fp32 activation. Why is the loss still fp32?**
@@ -1076,16 +1078,17 @@ assert shard.grad.item() == 1.125
 #
 # <details><summary>Answer</summary>
 #
-# Yes, every replica reaches the same conclusion: after the all-reduce all ranks hold the same gradients, so an infinity
-# on one rank appears in every rank's mean. Only when gradients are sharded does each rank see just a part.
+# Yes, every replica reaches the same conclusion: after the all-reduce, all ranks hold the same gradients, so an
+# infinity on one rank appears in the mean on every rank. Only when gradients are sharded does each rank see just some
+# of them.
 # </details>
 #
 # **4. With FULL_SHARD on 64 ranks, each rank has room for 2 more bytes per parameter. Is that enough for `no_sync`?**
 #
 # <details><summary>Answer</summary>
 #
-# Not with gradients in fp32: they take 4Ψ bytes unsharded. With `reduce_dtype=bfloat16`, the room would be just enough,
-# but sums of micro-batches in bf16 lose small terms.
+# It is not enough with gradients in fp32, which take 4Ψ bytes unsharded. With `reduce_dtype=bfloat16`, there would be
+# just enough room, but sums of micro-batches in bf16 lose small terms.
 # </details>
 #
 # **5. Suppose the host does not wait for the copies of 9.6. Which unit's gradient is most likely to be read too
@@ -1093,9 +1096,9 @@ assert shard.grad.item() == 1.125
 #
 # <details><summary>Answer</summary>
 #
-# The root's: backward ends with the root, so the copy of its gradient starts last, and the optimizer follows at once,
-# starting with the root's parameters. A large root takes longer to copy. The race does not occur in every step, which
-# makes it hard to find.
+# It is the gradient of the root: the backward pass ends with the root, so the copy of its gradient starts last, and the
+# optimizer follows immediately, starting with the parameters of the root. A large root takes longer to copy. The race
+# does not occur in every step, which makes it hard to find.
 # </details>
 #
 # ## Further reading
@@ -1107,5 +1110,5 @@ assert shard.grad.item() == 1.125
 # - torch: `torch/distributed/fsdp/_flat_param.py` (`_mp_shard`), `_runtime_utils.py` (`_reduce_grad`,
 #   `_offload_grad`), `sharded_grad_scaler.py`. In FSDP2 (`fully_shard`): `MixedPrecisionPolicy`, `CPUOffloadPolicy`,
 #   `set_requires_gradient_sync` for `no_sync`.
-# - minifsdp: `fsdp/plan.py`, `fsdp/flat_unit.py`, `fsdp/reduction.py`, `grad_scaler.py`: the same pieces, for any
+# - minifsdp: `fsdp/plan.py`, `fsdp/flat_unit.py`, `fsdp/reduction.py`, `grad_scaler.py`: the same functions, for any
 #   model.

@@ -10,19 +10,20 @@
 # %% [markdown]
 # # Lab 10a: wrapping and initialization
 #
-# The engine of labs 05 to 09 runs with any choice of units. In this lab you choose them, and build a model that is too
-# large for any one rank. Both happen in the few lines that wrap the model, before the first step. Those lines are also
-# the cause of some common complaints about FSDP: "memory is hardly lower", "the loss starts at NaN", "it does not
-# train". At the end you turn a DDP script for a Llama from `transformers` into an FSDP script and count the changes.
+# The engine of labs 05 to 09 works with any choice of units. In this lab you choose the units, and build a model that
+# is too large for a single rank. Both happen in the few lines that wrap the model, before the first step. Those lines
+# are also the cause of some common complaints about FSDP: "memory is hardly lower", "the loss starts at NaN", "it does
+# not train". At the end, you turn a DDP script for a Llama from `transformers` into an FSDP script and count the
+# changes.
 #
-# ![Memory of a rank while a model is built: all at once, and unit by unit from
+# ![Memory of a rank while a model is built: all of it together, and unit by unit from
 # meta](../slides/figures/practice-construction.svg)
 #
 # *From [lecture 5, FSDP in practice](../slides/practice.md), which comes before this lab.*
 #
 # **Afterwards you can**
 #
-# - read and write a wrapping policy, and compute its cost in messages and bytes from the list of units;
+# - read and write a wrapping policy, and compute its cost in collectives and bytes from the list of units;
 # - build a model on the `meta` device and materialize it unit by unit, so that memory peaks at the shards plus one
 #   unit;
 # - reproduce the values of an eagerly built model, whatever the units and the number of ranks;
@@ -48,11 +49,11 @@ from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
 from minifsdp.fsdp import FullyShardedDataParallel
 
 # %% [markdown]
-# ## The wrap alone saves little
+# ## Wrapping alone saves little
 #
 # "Going from DDP to FSDP takes two changes: the wrap and the checkpoint." The next cell makes only the first change, on
-# the course's GPT. The six blocks are grouped in three pairs (each an `nn.Sequential`), so that a policy can select the
-# pairs.
+# the course's GPT. The six blocks are grouped into three pairs (each an `nn.Sequential`), so that a policy can select
+# the pairs.
 
 # %%
 import tempfile
@@ -84,7 +85,7 @@ RANKS, WIDTH, CONTEXT = 2, 63, 16
 
 
 def gpt(tied: bool = False) -> GPT:
-    """Six blocks in three pairs, on the default device; the same values on every rank."""
+    """Return six blocks in three pairs, on the default device, with the same values on every rank."""
     torch.manual_seed(0)
     model = GPT(width=WIDTH, layers=6, context=CONTEXT, tied=tied)
     named = [(f"block{number}", block) for number, block in enumerate(model.blocks)]
@@ -96,7 +97,7 @@ BATCHES = list(data.batches(data.load_text(), 4, CONTEXT, seed=0, steps=4))
 
 
 def mine(batch: data.Batch) -> list[Tensor]:
-    """This rank's rows."""
+    """Return this rank's rows."""
     group = comm.world()
     return [part.to(rank_device()) for part in data.shard(batch, group.rank(), group.size())]
 
@@ -116,7 +117,7 @@ STATE = ("parameters", "unsharded", "gradients", "optimizer", "communication")
 
 
 def measure_memory(build: Callable[[], nn.Module]) -> dict[str, Any]:
-    """Loss, collectives and peaks of the second step."""
+    """Return the loss, collectives and peaks of the second step."""
     with Ledger() as ledger:
         model = build()
         optimizer = AdamW(model.parameters(), lr=1e-3)
@@ -135,7 +136,7 @@ def measure_memory(build: Callable[[], nn.Module]) -> dict[str, Any]:
 
 
 def the_wrap_alone() -> tuple[int, int, list[str]]:
-    """Peaks of model state under DDP and FSDP, and the warnings of `describe` for FSDP."""
+    """Return the peaks of model state under DDP and FSDP, and the warnings of `describe` for FSDP."""
     ddp = measure_memory(lambda: DistributedDataParallel(gpt().to(rank_device())))["state"]
     wrapped = measure_memory(lambda: FullyShardedDataParallel(gpt().to(rank_device())))["state"]
     return ddp, wrapped, describe(FullyShardedDataParallel(gpt().to(rank_device()))).warnings
@@ -146,11 +147,11 @@ print(f"model state at its peak: DDP {ddp_peak:,} bytes, FSDP(model) {wrapped_pe
 print_wrapped(f"describe: {' '.join(warned)}")
 
 # %% [markdown]
-# The wrap alone shards the parameters at rest and the optimizer's state, which take 12 bytes per element, divided by N.
-# At the peak, however, all parameters and all gradients are whole, which takes another 8 bytes per element, regardless
+# Wrapping alone shards the parameters at rest and the optimizer state, which together take 12 / N bytes per element. At
+# the peak, however, all parameters and all gradients are unsharded, which takes another 8 bytes per element, regardless
 # of N. (DDP takes 16 bytes per element in total.) The reason is that the model is *one unit*: it is gathered before the
-# first layer runs and freed after the last step of backward. `minifsdp.course.describe(model)` warns about this before
-# the first step. The model needs a **wrapping policy**.
+# first layer runs and freed at the very end of the backward pass. `minifsdp.course.describe(model)` warns about this
+# before the first step. The model needs a **wrapping policy**.
 #
 # ## 10a.1 A policy by size
 #
@@ -158,12 +159,12 @@ print_wrapped(f"describe: {' '.join(warned)}")
 #
 # A policy is a function. The wrapper calls it for every module below the outermost one:
 #
-# - on the way down with `recurse=True`: *should the walk enter this module?*
+# - on the way down, with `recurse=True`: *should the walk enter this module?*
 # - on the way up, if the module was entered, with `recurse=False`: *should this module be a unit?*
 #
 # `nonwrapped_numel` is the number of parameter elements in the module: on the way down, all of them; on the way up,
 # only those outside the units already made inside it. The simplest policy looks only at sizes: a module becomes a unit
-# as soon as it has `least` elements left. Two kinds of class are exempt. `nn.MultiheadAttention` uses its children's
+# if it has at least `least` elements left. Two kinds of class are exempt. `nn.MultiheadAttention` uses its children's
 # weights without calling the children, so no module inside it may be a unit. `nn.ModuleList` and `nn.ModuleDict` are
 # never called themselves, so such a unit would never be gathered; their children may be units.
 
@@ -180,12 +181,12 @@ predict("10a.1", ..., "units by size, least = 16,000, the root's included")
 # %% tags=["exercise-10a.1"]
 @exercise("10a.1")
 def by_size(module: nn.Module, recurse: bool, nonwrapped_numel: int, least: int) -> bool:
-    """A module becomes a unit as soon as it has `least` parameter elements outside any unit.
+    """Make a module a unit if it has at least `least` parameter elements outside any unit.
 
     Args:
         module: the module in question.
-        recurse: the question: True for whether the walk should enter the module, False for whether the module should be
-            a unit.
+        recurse: which question is asked: True for whether the walk should enter the module, False for whether the
+            module should be a unit.
         nonwrapped_numel: the number of its parameter elements that are in no unit yet.
         least: the minimum number of elements in a unit.
 
@@ -199,7 +200,7 @@ def by_size(module: nn.Module, recurse: bool, nonwrapped_numel: int, least: int)
 
 # %%
 class Marked(nn.Module):
-    """Stands in for a unit where there is no other rank to shard with."""
+    """Stands in for a unit when there is no other rank to shard with."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -207,7 +208,7 @@ class Marked(nn.Module):
 
 
 def named_units(policy: Callable[..., bool]) -> list[str]:
-    """Names of the modules that a policy would turn into units."""
+    """Return the names of the modules that a policy would turn into units."""
     model = gpt()
     wrap_children(model, policy, Marked)
     return [name.replace(".module", "") for name, m in model.named_modules() if isinstance(m, Marked)]
@@ -222,12 +223,12 @@ slips = {"without the root's": len(units), "`down` has 189 elements fewer than `
 outcome("10a.1", 1 + len(units), how="computed", slips=slips)
 
 # %% [markdown]
-# At torch's default of a hundred million elements, a small model is a single unit, the root. At 100,000, the
-# `ModuleList` would be the only other unit if it were not exempt. At 16,000, `up` is a unit and `down` is not: the size
-# of a bias makes the difference. Size alone does not show which modules run together.
+# With torch's default of a hundred million elements, a small model is a single unit, the root. With 100,000, the
+# `ModuleList` would be the only other unit if it were not exempt. With 16,000, `up` is a unit and `down` is not: the
+# size of a bias makes the difference. Size alone does not show which modules run together.
 #
-# torch has the same policy, `size_based_auto_wrap_policy`. When your policy is used in torch's own wrapping, it must
-# select the same modules.
+# torch has the same policy, `size_based_auto_wrap_policy`. When torch's own wrapping uses your policy, it must select
+# the same modules.
 
 # %%
 from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy
@@ -250,13 +251,13 @@ for least in (100_000, 60_000, 30_000, 16_000):
 #
 # *15 minutes, hard*
 #
-# Write the walk that applies a policy to a tree of modules. The order matters. Inner modules come first, and an outer
-# module's unit gets the remaining parameters. A module may also appear in two places in the tree (layers that share all
-# their weights, as in ALBERT). It then becomes a single unit that appears in both places.
+# Write the walk that applies a policy to a tree of modules. The order matters. Inner modules come first, and the unit
+# of an outer module gets the remaining parameters. A module may also appear in two places in the tree (layers that
+# share all their weights, as in ALBERT). It then becomes a single unit that appears in both places.
 #
-# Consider a step with U units, including the root. Each unit runs once and has trainable parameters. How many messages
-# does a rank issue? As in lab 05, the root is gathered once, every other unit is gathered twice, and each unit is
-# reduced once. Predict the number for a policy that makes each *block* a unit.
+# Consider a step with U units, including the root. Each unit runs once and has trainable parameters. How many
+# collectives does a rank issue? As in lab 05, the root is gathered once, every other unit is gathered twice, and each
+# unit is reduced once. Predict the number for a policy that makes each *block* a unit.
 
 # %%
 predict("10a.2", ..., "messages of one step, each of the 6 blocks a unit")
@@ -283,7 +284,7 @@ def wrap_where(module: nn.Module, policy: Callable[..., bool], wrap: Callable[[n
     None.
 
     Returns:
-        the number of parameter elements that the units below `module` hold. A unit under two names
+        The number of parameter elements that the units below `module` hold. A unit under two names
         of one parent counts once. A unit in two parents counts either in each of them, as in torch (the remainder above
         may then be negative), or once in total.
     """
@@ -292,8 +293,8 @@ def wrap_where(module: nn.Module, policy: Callable[..., bool], wrap: Callable[[n
 
 # %% [markdown]
 # With your walk and your policy, FSDP takes 40 lines. `Sharded` wraps a module as a unit. `lab_fsdp` wraps each module
-# that the policy selects. The engine, the flat parameter and the unit are minifsdp's, from labs 04 and 05. `fill`
-# writes the initial values into the flat buffer. For now it copies the module's values.
+# that the policy selects. The engine, the flat parameter and the unit are those of minifsdp, from labs 04 and 05.
+# `fill` writes the initial values into the flat buffer. For now, it copies the values of the module.
 
 
 # %%
@@ -336,7 +337,7 @@ def lab_fsdp(
     fill: Fill = copied,
     tell: Callable[[Sharded], Any] = lambda unit: None,
 ) -> Sharded:
-    """Your FSDP; `tell` is called with each unit as soon as it is sharded."""
+    """Build your FSDP; `tell` is called with each unit as soon as it has been sharded."""
 
     def wrap(module: nn.Module) -> Sharded:
         check_not_shared(model, module)  # a tied parameter belongs in one unit
@@ -370,17 +371,17 @@ POLICIES = {
 }
 
 # %% [markdown]
-# ### Measured: units, messages and peak memory of five policies
+# ### Measured: units, collectives and peak memory of five policies
 #
-# The prediction needs only the list of units. There are 3 U - 1 messages. The unsharded parameters are those of the
-# root, which stays whole, of the unit being computed, and of the units around it (under the policy by size, `up` is
-# inside a unit that consists of the rest of its block). Count each in padded bytes. (Prefetch, lab 07, would add the
-# unit that runs next.)
+# The prediction needs only the list of units. There are 3 U - 1 collectives. The unsharded parameters are those of the
+# root, which stays unsharded, of the unit being computed, and of the units that enclose it (under the size-based
+# policy, `up` is inside a unit that consists of the remainder of its block). Count each in padded bytes. (Prefetch, lab
+# 07, would add the unit that runs next.)
 
 
 # %% tags=["C20"]
 def unit_sizes(model: Sharded) -> dict[str, tuple[int, int]]:
-    """Elements and padding of each unit by name, the root first."""
+    """Return the elements and padding of each unit by name, the root first."""
     named = [(name.replace("module.", "").removesuffix("module"), m) for name, m in model.named_modules()]
     return {
         name.rstrip(".") or "root": (m.unit.flat.numel, m.unit.flat.padding)
@@ -390,7 +391,7 @@ def unit_sizes(model: Sharded) -> dict[str, tuple[int, int]]:
 
 
 def predicted_unsharded(units: dict[str, tuple[int, int]]) -> int:
-    """Bytes of the root plus the largest unit together with the units around it."""
+    """Return the bytes of the root plus the largest unit, together with the units that enclose it."""
     whole = {name: 4 * sum(size) for name, size in units.items()}
     root = whole.pop("root")
     around = {name: [outer for outer in whole if name == outer or name.startswith(f"{outer}.")] for name in whole}
@@ -442,8 +443,8 @@ plots.stages(
 )
 
 # %% [markdown]
-# Small units save memory but cost messages. Making every Linear a unit costs time, because each message has a latency,
-# whatever its size (lab 01). The next cell measures this on an emulated link with 1 ms latency and 100 MB/s:
+# Small units save memory but need more collectives. Making every Linear a unit costs time, because each collective has
+# a latency, whatever its size (lab 01). The next cell measures this on an emulated link with 1 ms latency and 100 MB/s:
 
 
 # %% tags=["nbval-ignore-output"]
@@ -479,10 +480,11 @@ plots.timeline(
 )
 
 # %% [markdown]
-# A message costs its latency and some work on the host (on a CPU that also does the computing, the work is the larger
-# part). A single unit is the fastest, and the right choice for a model that fits in memory whole. Otherwise a
-# transformer's block is the usual unit: it runs as a whole, all blocks have the same size, and their messages are
-# large. Overlap and prefetch (labs 06 and 07) hide as many messages as the compute can cover.
+# A collective costs its latency and some work on the host (on a CPU that also does the computing, this work is the
+# larger cost). A single unit is the fastest, and it is the right choice for a model that fits in memory unsharded.
+# Otherwise, a transformer block is the usual unit: all its layers run one after the other, all blocks have the same
+# size, and their collectives are large. Overlap and prefetch (labs 06 and 07) hide as many collectives as the compute
+# can cover.
 #
 # ### Measured: a unit is not a pipeline stage
 #
@@ -496,7 +498,7 @@ LAYERS = ["embed", "position", *BLOCKS, "norm", "head"]
 
 
 def layouts_and_runs() -> tuple[dict[str, dict[str, int]], list[str]]:
-    """For each unit's flat parameter, elements per layer; then the blocks that this rank ran."""
+    """Return the elements per layer for each unit's flat parameter, and the blocks that this rank ran."""
     model, ran = gpt().to(rank_device()), list[str]()
     for name in BLOCKS:
         model.get_submodule(name).register_forward_hook(lambda *_, name=name: ran.append(name))
@@ -553,19 +555,19 @@ for name in ("every Linear", "by size"):
 # %% [markdown]
 # The message gives both names and the fix. (torch's FSDP1 shards the matrix twice without a warning, and trains two
 # copies that drift apart.) With the policy `{Block}`, both places stay in the root, and training is correct. The root
-# may then be large: with a large vocabulary, the root with its embedding *is* the largest unit.
+# may then be large: with a large vocabulary, the root with its embedding *is* the largest unit of all.
 #
 # ### Break it: one module with a different dtype
 #
 # A flat parameter has one dtype. Norms in float32 inside a bfloat16 model raise an error, and so does a float32 adapter
 # on a bfloat16 base ([peft#484](https://github.com/huggingface/peft/issues/484),
-# [axolotl#1494](https://github.com/axolotl-ai-cloud/axolotl/issues/1494)). minifsdp's error names the parameters;
-# torch's does not:
+# [axolotl#1494](https://github.com/axolotl-ai-cloud/axolotl/issues/1494)). minifsdp's error message names the
+# parameters; torch's does not:
 
 
 # %%
 def flattened(module: nn.Module) -> Marked:
-    """Flatten a unit's parameters, and do nothing more with them."""
+    """Flatten the parameters of a unit, and do nothing else with them."""
     inner = [m for m in module.modules() if isinstance(m, Marked)]
     FlatParameter(find_parameters(module, skip=inner), rank=0, ranks=RANKS)
     return Marked(module)
@@ -585,29 +587,30 @@ for classes in ((Block,), (Block, nn.LayerNorm)):
 
 # %% [markdown]
 # If only a few modules differ, such as an adapter, give them units of their own. Thirteen norms would become thirteen
-# small units with three messages each, making 59 per step instead of 20. In that case it is better to store everything
-# in one dtype and compute in a different one with `MixedPrecision` (lab 09).
+# small units with three collectives each, making 59 per step instead of 20. In that case it is better to store
+# everything in one dtype and compute in a different one with `MixedPrecision` (lab 09).
 #
 # ## 10a.3 One unit from meta
 #
 # *12 minutes, medium*
 #
-# So far each rank has built the whole model and then sharded it. That fails for a model too large
-# for one rank. **Deferred initialization** (FSDP paper, section 3.1) builds the model on the `meta` device, where a
-# tensor has a shape but no memory. Then it takes one unit at a time, allocates memory for it, initializes it, keeps a
-# shard and frees the rest.
+# So far each rank has built the full model and then sharded it. That fails if the model is too large for one rank.
+# **Deferred initialization** (FSDP paper, section 3.1) builds the model on the `meta` device, where a tensor has a
+# shape but no storage. Then it takes one unit at a time, allocates memory for it, initializes it, keeps a shard and
+# frees the rest.
 #
 # By torch's convention, a module with parameters of its own has a method `reset_parameters()` that writes *these*
-# parameters in place, but not its children's. Your function need not allocate any memory: `FlatParameter` allocates its
-# buffer, provides a view for each parameter, and cuts the shard from the buffer. Your function fills the views.
+# parameters in place, but not its children's. Your function does not need to allocate any memory: `FlatParameter`
+# allocates its buffer, provides a view for each parameter, and copies the shard out of the buffer. Your function fills
+# the views.
 #
-# Unwritten memory is a pitfall: it holds values, but arbitrary ones. No initialization writes NaN on purpose, so fill
-# the memory with NaN first, and check for NaN afterwards.
+# Unwritten memory is a pitfall: it contains arbitrary values. No initialization writes NaN on purpose, so fill the
+# memory with NaN first, and check for NaN afterwards.
 #
 # The model's parameters take 4Ψ = 1,297,820 bytes. Predict the peak on one of 2 ranks while it shards the model block
-# by block, with the root last. While it shards a unit, the rank holds that unit whole and all shards made so far,
-# including that unit's own. (A block has 48,447 elements, the root 33,773; for two ranks a flat parameter is padded to
-# an even number.)
+# by block, with the root last. While it shards a unit, the rank holds that unit unsharded and all shards made so far,
+# including the shard of that unit. (A block has 48,447 elements, the root 33,773; for two ranks a flat parameter is
+# padded to an even number.)
 
 # %%
 predict("10a.3", ..., "bytes at the peak of construction from meta, blocks as units, 2 ranks")
@@ -616,7 +619,7 @@ predict("10a.3", ..., "bytes at the peak of construction from meta, blocks as un
 # %% tags=["exercise-10a.3"]
 @exercise("10a.3")
 def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
-    """Write the initial values of one unit's parameters, now on meta, into the flat buffer.
+    """Write the initial values of one unit's parameters, which are on meta, into the flat buffer.
 
     Args:
         views: for each parameter, in the order of `params`, a view of its memory in its shape; the contents are
@@ -638,13 +641,13 @@ def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
 # %% [markdown]
 # ### Measured: shards plus one unit at the peak
 #
-# The ledger records three constructions, each from before the model is built until the last shard is cut: eager, from
+# The ledger records three constructions, each from before the model is built until the last shard exists: eager, from
 # meta with your function, and torch's FSDP from meta.
 
 
 # %% tags=["C19"]
 def construct(build: Callable[[Callable[..., None]], None]) -> dict[str, Any]:
-    """Peak and curve of memory during construction."""
+    """Return the peak and the curve of memory during construction."""
     with Ledger() as ledger:
 
         def sharded(shard: Tensor, name: str = "") -> None:
@@ -675,7 +678,7 @@ def torchs(sharded: Callable[..., None]) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-    warnings.simplefilter("ignore")  # what torch says of its own is not the subject
+    warnings.simplefilter("ignore")  # torch's own warnings are not the subject here
     with torch.device("meta"):
         model = gpt()
     TorchFSDP(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=rank_device())
@@ -692,7 +695,7 @@ PADDED = [numel + numel % RANKS for numel in NUMELS]  # as two ranks need it
 
 
 def peak_of_construction(*beside: list[int]) -> int:
-    """Bytes of the shards so far plus the buffers of the current unit; arguments in elements."""
+    """Return the bytes of the shards so far plus the buffers of the current unit; arguments are in elements."""
     return 4 * max(sum(PADDED[: i + 1]) // RANKS + sum(each[i] for each in beside) for i in range(len(PADDED)))
 
 
@@ -714,7 +717,7 @@ assert abs(built["torch"]["peak"] - two) <= 4 * RANKS
 
 
 def with_new_shards(curve: dict[str, Any]) -> dict[str, Any]:
-    """The curve with shards as parameters from the moment when they are cut, a little before they have their tag."""
+    """Return the curve, counting shards as parameters from their allocation, slightly before they are tagged."""
     tags = dict(curve["tags"])
     tags["parameters"] = [sum(each) for each in zip(tags["parameters"], tags["activations"], strict=True)]
     tags["activations"] = [0] * len(tags["parameters"])
@@ -733,7 +736,7 @@ plots.curve(
 )
 
 # %% [markdown]
-# torch holds one unit twice: it materializes the modules and then copies them into a flat buffer
+# torch holds one unit in memory twice: it materializes the modules and then copies them into a flat buffer
 # (`_materialize_meta_module` in `torch/distributed/fsdp/_init_utils.py`). minifsdp initializes in the flat buffer, as
 # your function does.
 #
@@ -757,7 +760,7 @@ print(f"standard deviation of the embedding: eager {both[0]:.2f}, from meta {bot
 assert both[1] > 10 * both[0]
 
 # %% [markdown]
-# The embedding is fifty times too large, with neither an error nor a NaN. Models from `transformers` have no
+# The embedding is fifty times too large, and there is neither an error nor a NaN. Models from `transformers` have no
 # `reset_parameters` in their own layers at all; they are initialized in `_init_weights(module)`. `param_init_fn` covers
 # both cases.
 #
@@ -770,13 +773,14 @@ assert both[1] > 10 * both[0]
 # `module.to_empty(device=..., recurse=False)` and write their values.
 #
 # Buffers are on meta too, but they are not in the flat parameter, and those with `persistent=False` are not in any
-# checkpoint either. A Llama's RoPE frequencies, `inv_freq`, are one such buffer. The constructor computes them, which
-# has no effect on meta, so the initializer must compute them again (`_init_weights` of transformers 5 does).
+# checkpoint either. The RoPE frequencies of a Llama, `inv_freq`, are one such buffer. The constructor computes them,
+# which has no effect on meta, so the initializer must compute them again (`_init_weights` of transformers 5 does).
 #
-# There is one more catch. Eager code draws all values from one generator, in the order of construction. From meta, the
-# order is that of the units, innermost first, and one extra draw on a rank shifts all its later values. Each module
-# therefore gets its own seed, derived from its name, so that policy, ranks and order make no difference. (Python's
-# `hash()` of a string differs from process to process; `crc32(name.encode())` does not.)
+# There is one more catch. Eager code draws all values from one generator, in the order of construction. When a model is
+# initialized from meta, the order is that of the units, innermost first, and one extra draw on a rank shifts all its
+# later values. Each module therefore gets its own seed, derived from its name, so that the policy, the number of ranks
+# and the order make no difference. (Python's `hash()` of a string differs from process to process;
+# `crc32(name.encode())` does not.)
 #
 # `to_empty` allocates separate memory, without padding, whose contents are then copied into the flat buffer. What is
 # the peak now, in the setting of 10a.3?
@@ -790,11 +794,11 @@ predict("10a.4", ..., "bytes at the peak of construction with a param_init_fn, b
 def initializer(
     model: nn.Module, reset: Callable[[nn.Module], None], where: torch.device, seed: int
 ) -> Callable[[nn.Module], None]:
-    """Return a `param_init_fn` with which a module's values depend only on the seed and its name in `model`.
+    """Return a `param_init_fn` under which a module's values depend only on the seed and its name in `model`.
 
     Args:
-        model: the whole model before any wrapping (wrapping changes names and replaces modules with wrappers). A module
-            that appears several times goes by the first of its names, the one that `named_modules()` yields.
+        model: the full model before any wrapping (wrapping changes names and replaces modules with wrappers). A module
+            that appears several times is known by the first of its names, the one that `named_modules()` yields.
         reset: writes values into a module's own parameters and buffers, not its children's.
         where: the device on which meta tensors get memory.
         seed: the model's seed.
@@ -819,7 +823,7 @@ def reset_gpt(module: nn.Module) -> None:
 
 
 def eager_values(model: nn.Module, initialize: Callable[[nn.Module], None]) -> nn.Module:
-    """The whole model, initialized in one process. The first place of a tied weight comes last, so its values are
+    """Return the full model, initialized in one process. The first place of a tied weight comes last, so its values are
     kept."""
     for module in reversed(list(model.modules())):
         initialize(module)
@@ -827,7 +831,7 @@ def eager_values(model: nn.Module, initialize: Callable[[nn.Module], None]) -> n
 
 
 def from_meta(policy: Any) -> tuple[int, bool]:
-    """The peak during construction, and whether all values equal those of an eager model."""
+    """Return the peak during construction, and whether all values equal those of an eager model."""
     with Ledger() as ledger:
         with torch.device("meta"):
             model = gpt()
@@ -865,7 +869,7 @@ def calibrated() -> nn.Module:
 
 
 def refusals() -> list[str]:
-    """The errors for unwritten values and for a parameter of another unit."""
+    """Return the errors for unwritten values and for a parameter of another unit."""
     said = []
     with torch.device("meta"):
         model, needs = gpt(), calibrated()
@@ -918,12 +922,12 @@ assert "sharded" in said[1]
 # The last line of the output shows a limit of deferred initialization that the paper mentions: an initializer sees only
 # one unit. Here the embedding is a unit of its own, and is already sharded when the head is initialized. There are two
 # solutions. Put both into one unit, or initialize such modules after wrapping, inside
-# `FullyShardedDataParallel.summon_full_params(model)`, which gathers the whole model and writes the changes back.
+# `FullyShardedDataParallel.summon_full_params(model)`, which gathers the full model and writes the changes back.
 #
 # (There is a third recipe: rank 0 builds the model eagerly, the others build it on meta, and `sync_module_states=True`
-# sends them each unit's values. Rank 0 then has the whole model in memory. External checkpoints are often loaded this
-# way. In minifsdp, the meta ranks need no `param_init_fn`. torch's FSDP1 calls `reset_parameters` on meta ranks even
-# then, so in torch they need `param_init_fn=lambda module: module.to_empty(device=device, recurse=False)`.)
+# sends them the values of each unit. Rank 0 then has the full model in memory. External checkpoints are often loaded
+# this way. In minifsdp, the meta ranks need no `param_init_fn`. torch's FSDP1 calls `reset_parameters` on meta ranks
+# even then, so in torch they need `param_init_fn=lambda module: module.to_empty(device=device, recurse=False)`.)
 #
 # ## 10a.5 From DDP to FSDP
 #
@@ -962,8 +966,8 @@ def shard_script(
         where: the device to compute on.
 
     Returns:
-        The model under FULL_SHARD and its AdamW with lr=1e-3. A rank never holds the whole model: it peaks at its
-        shards plus two units.
+        The model under FULL_SHARD and its AdamW with lr=1e-3. A rank never holds the full model: its memory peaks at
+        its shards plus two units.
     """
     ...
 
@@ -971,13 +975,13 @@ def shard_script(
 # %% [markdown]
 # ### Measured: the changes required
 #
-# Each rank has to import `transformers`, so a single launch runs everything: the DDP script, your script, and your
-# script with one change left out at a time.
+# Each rank has to import `transformers`, so a single launch runs everything: the DDP script, your script, and versions
+# of your script that each leave out one change.
 
 
 # %%
 def llama() -> tuple[Callable[[], nn.Module], type[nn.Module]]:
-    """A function that builds a small Llama with a tied head, and the class of its blocks."""
+    """Return a function that builds a small Llama with a tied head, and the class of its blocks."""
     import os
 
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -994,7 +998,7 @@ def make_init(model: nn.Module) -> Callable[[nn.Module], None]:
 
 
 def train(model: nn.Module, optimizer: Optimizer, clip: Callable[[float], Tensor]) -> list[tuple[float, float]]:
-    """The training loop of either script: three steps with clipping; returns the loss and norm of each."""
+    """Run the training loop of either script: three steps with clipping; return the loss and norm of each step."""
     history = []
     for batch in BATCHES[:3]:
         tokens, _ = mine(batch)
@@ -1054,12 +1058,12 @@ def change_the_script() -> dict[str, Any]:
         return model, optimizer, model.clip_grad_norm_
 
     def early_in_torch() -> bool:
-        """True if an optimizer that was built before torch's FSDP changes any parameter."""
+        """Return whether an optimizer that was built before torch's FSDP changes any parameter."""
         import warnings
 
         from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
-        warnings.simplefilter("ignore")  # what torch says of its own is not the subject
+        warnings.simplefilter("ignore")  # torch's own warnings are not the subject here
         layer = nn.Linear(4, 4, device=rank_device())
         optimizer = AdamW(layer.parameters(), lr=1e-3)
         (flat,) = (model := TorchFSDP(layer, device_id=rank_device())).parameters()
@@ -1158,19 +1162,18 @@ assert of["keys"]
 # - **No policy**: the model trains, but holds all its parameters and gradients unsharded at the
 #   peak, regardless of N.
 # - **An optimizer built before wrapping** holds the old parameters, which the model no longer uses. They get no
-#   gradient, so the optimizer skips them, and the parameters in use never change. The optimizer also keeps the old ones
-#   in memory. (With `use_orig_params=True`, torch keeps the original Parameters, and the model trains. minifsdp checks
-#   at each `step()` that the model still uses the optimizer's parameters.)
-# - **`torch.nn.utils.clip_grad_norm_`** sees only this rank's shards, so each rank computes the norm of a different
-#   *part*. Each rank scales its shards by its own factor, which changes the direction of the gradient as well as its
+#   gradient, so the optimizer skips them, and the parameters in use never change. The optimizer also keeps the old
+#   parameters in memory. (With `use_orig_params=True`, torch keeps the original Parameters, and the model trains.
+#   minifsdp checks at each `step()` that the model still uses the optimizer's parameters.)
+# - **`torch.nn.utils.clip_grad_norm_`** sees only this rank's shards, so each rank computes the norm of *different
+#   elements*. Each rank scales its shards by its own factor, which changes the direction of the gradient as well as its
 #   length. The squares of these norms add up to the square of the true norm. The model's own `clip_grad_norm_` computes
 #   the true norm with one all-reduce.
 #
 # `generate()` is not `forward`, so it does not gather the root. Inside `summon_full_params` it works, and returns the
-# same tokens as the plain model. `register_fsdp_forward_method(model, "generate")` makes it gather as a forward does
-# (torch has this for FSDP2 only). The checkpoint, the second change in the quotation above, needs work too:
-# `model.state_dict()` uses the names of the plain model, and gathers the whole model on every rank. Lab 10b avoids
-# this.
+# same tokens as the plain model. `register_fsdp_forward_method(model, "generate")` makes it gather units as a forward
+# pass does (torch has this for FSDP2 only). The checkpoint, the second change in the quotation above, needs work too:
+# `model.state_dict()` uses the names of the plain model, and gathers the full model on every rank. Lab 10b avoids this.
 #
 # torch's FSDP2, `fully_shard(module)`, is called explicitly, on each block and finally on the model, and shards each
 # parameter separately. A model on meta is sharded first; then `model.to_empty(device=...)` allocates only the shards,
@@ -1194,23 +1197,22 @@ plots.stages(
 # %% [markdown]
 # ## What is still missing
 #
-# The model trains. Its parameters and the optimizer's state are in N shards of 7 flat parameters. A checkpoint should
-# not depend on N, and should not need the whole model in one device's memory. **Lab 10b** builds such a checkpoint.
+# The model trains. Its parameters and the optimizer state are in N shards of 7 flat parameters. A checkpoint should not
+# depend on N, and should not need the full model in the memory of one device. **Lab 10b** builds such a checkpoint.
 #
 # ## What to remember
 #
-# 1. Wrapping determines memory and messages: always print the table of units
-#    (`minifsdp.course.describe(model)`). With a single unit, the peak includes all parameters
-#    and all gradients unsharded, regardless of N.
-# 2. A policy is called on the way down and on the way up. U units cost 3 U - 1 messages per step; the unsharded peak is
-#    the root, the largest unit, and the prefetched units (lab 07; one by default). Blocks are the usual choice; tied
-#    parameters must stay in one unit.
+# 1. Wrapping determines memory and collectives: always print the table of units (`minifsdp.course.describe(model)`).
+#    With a single unit, the peak includes all parameters and all gradients unsharded, regardless of N.
+# 2. A policy is called on the way down and on the way up. U units cost 3 U - 1 collectives per step; the peak of
+#    unsharded parameters is the root, the largest unit, and the prefetched units (lab 07; one by default). Blocks are
+#    the usual choice; tied parameters must stay in one unit.
 # 3. When a model is built from meta, unit by unit, memory peaks at the shards plus one unit if values are written in
 #    the flat buffer, and at the shards plus two units with a `param_init_fn` or in torch.
-# 4. `reset_parameters` writes a module's own parameters, never its children's. Any other initialization, such as a
-#    constructor's, needs a `param_init_fn`, seeded so that order and ranks do not matter. The `param_init_fn` must also
-#    write the buffers.
-# 5. Going from DDP to FSDP takes these changes: the wrap, the policy, building on meta, initialization, the optimizer
+# 4. `reset_parameters` writes a module's own parameters, never those of its children. Any other initialization, such as
+#    one in a constructor, needs a `param_init_fn`, seeded so that order and ranks do not matter. The `param_init_fn`
+#    must also write the buffers.
+# 5. Moving from DDP to FSDP takes these changes: the wrap, the policy, building on meta, initialization, the optimizer
 #    *after* wrapping, the model's own clipping, and the checkpoint. Methods other than `forward` need extra care.
 #
 # ## Questions
@@ -1220,9 +1222,9 @@ plots.stages(
 #
 # <details><summary>Answer</summary>
 #
-# The root holds the embedding and is whole from the start of forward to the end of backward. Its gradient is also whole
-# during backward. Unsharded parameters peak at 4 + 1 blocks, or 4 + 2 with prefetch. If they were not tied, the
-# embedding and the head could be units of their own.
+# The root determines it. The root holds the embedding and is unsharded from the start of the forward pass to the end of
+# the backward pass. Its gradient is also unsharded during the backward pass. Unsharded parameters peak at 4 + 1 blocks,
+# or 4 + 2 with prefetch. If they were not tied, the embedding and the head could be units of their own.
 # </details>
 #
 # **2. Why does the walk wrap the innermost modules first?**
@@ -1237,7 +1239,7 @@ plots.stages(
 #
 # <details><summary>Answer</summary>
 #
-# The children are already sharded, and their whole parameters are gone. Even if they were not, they would be
+# The children are already sharded, and their unsharded parameters are gone. Even if they were not, they would be
 # initialized twice, and a parent that draws numbers for its children would draw different ones under a different
 # wrapping.
 # </details>
@@ -1247,15 +1249,15 @@ plots.stages(
 # <details><summary>Answer</summary>
 #
 # It costs a broadcast of every unit, and makes the values equal on all ranks without seeds. Otherwise every rank keeps
-# its part of *its own* draw, and the model is assembled from shards of different random models.
+# its shard of *its own* draw, and the model is assembled from shards of different random models.
 # </details>
 #
 # **5. With 4 ranks instead of 2, which numbers in the policy table change?**
 #
 # <details><summary>Answer</summary>
 #
-# Messages and the unsharded peak stay the same, apart from padding. The shards change: resting parameters, gradients
-# and optimizer state halve.
+# The number of collectives and the peak of unsharded parameters stay the same, apart from padding. The shards change:
+# the parameters at rest, the gradients and the optimizer state take half as many bytes.
 # </details>
 #
 # ## Further reading

@@ -11,23 +11,22 @@
 # # Lab 10b: checkpoints, frozen parameters, recomputation
 #
 # Once you have trained a sharded model, you may want to save it, continue on more GPUs, run it in a program without
-# FSDP, or fine-tune one per cent of it. Yet no rank holds the plain model's parameters. In this lab you save and load
-# the parameters and the optimizer's state, safely even if the power fails. Then you save memory in two more ways, by
-# freezing parameters and by recomputing activations.
+# FSDP, or fine-tune one per cent of its parameters. Yet no rank holds the parameters of the plain model. In this lab
+# you save and load the parameters and the optimizer state, safely even if the power fails. Then you save memory in two
+# more ways: by freezing parameters and by recomputing activations.
 #
-# ![Rows of a sharded checkpoint, written by some ranks and read by a different
-# number](../slides/figures/practice-rows.svg)
+# ![Rows of a sharded checkpoint, written by one number of ranks and read by
+# another](../slides/figures/practice-rows.svg)
 #
 # *From [lecture 5, FSDP in practice](../slides/practice.md), which comes before this lab.*
 #
 # **Afterwards you can**
 #
-# - collect a full state dict with one unit whole at a time, and explain why every rank must take part;
-# - cut tensors so that a checkpoint saved by any number of ranks can be loaded by any other number;
-# - store optimizer states under their parameters' names, and commit a checkpoint so that it is either complete or
-#   absent;
+# - collect a full state dict while unsharding only one unit at a time, and explain why every rank must take part;
+# - split tensors so that a checkpoint saved by any number of ranks can be loaded by any other number;
+# - store optimizer state under parameter names, and commit a checkpoint so that it is either complete or absent;
 # - compute the cost of a frozen parameter inside a flat parameter, and choose units that avoid it;
-# - place an activation checkpoint so that it costs no extra all-gather, and name the memory that it does not save.
+# - place an activation checkpoint so that it costs no extra all-gather, and say which memory it does not save.
 #
 # **You need** lab 04 (the flat parameter) and lab 05 (units, gather, free). Lab 10a shows how modules become units.
 #
@@ -51,11 +50,11 @@ from minifsdp.flat_param import FlatParameter, find_parameters
 
 
 class NamedUnit(NamedTuple):
-    """A unit's flat parameter, and the names of its parameters in the plain module.
+    """A unit's flat parameter, with the names that the parameters have in the plain module.
 
     Attributes:
         flat: `flat.full` [P] is currently freed; `flat.views` are the parameters as views of it; `flat.shard` [P / N]
-            is this rank's part.
+            is this rank's shard.
         names: for each of `flat.views`, the parameter's names; more than one if it is tied, i.e. used in several
             places.
     """
@@ -98,7 +97,7 @@ class Disk(Protocol):
 # %% [markdown]
 # ## What a rank holds after training
 #
-# The next cell trains a GPT with one unit per block for two steps on two ranks. What does a rank hold afterwards?
+# The next cell trains a GPT with one unit per block for two steps on two ranks. What does each rank hold afterwards?
 
 # %%
 import io
@@ -137,7 +136,7 @@ PSI = sum(p.numel() for p in SETTINGS.model().parameters())
 
 
 def step(model: nn.Module, optimizer: Optimizer, batch: data.Batch) -> float:
-    """Take one step on this rank's rows; returns the loss before it."""
+    """Take one step on this rank's rows; return the loss before the step."""
     world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     tokens, targets = (part.to(next(model.parameters()).device) for part in data.shard(batch, *world))
     loss = model(tokens, targets)
@@ -177,9 +176,9 @@ print("\nloaded into a plain model:", said.splitlines()[0], "...")
 print(f"missing keys {said.count('weight') + said.count('bias')}, unexpected ones {said.count('flat_param')}")
 
 # %% [markdown]
-# A rank holds half the elements of five anonymous vectors. A checkpoint of these vectors could be read only by two
-# ranks with the same units. A checkpoint should have the *names* and *shapes* of the plain model. `units_of` gives the
-# names that belong to a unit's flat parameter:
+# Each rank holds half the elements of five anonymous vectors. A checkpoint of these vectors could be read only by two
+# ranks with the same units. A checkpoint should use the *names* and *shapes* of the plain model. `units_of` returns the
+# names that belong to each unit's flat parameter:
 
 
 # %%
@@ -204,17 +203,17 @@ for numel, names in UNITS:
 print(f"the whole model: {4 * PSI:,} bytes")
 
 # %% [markdown]
-# ## 10b.1 Whole values, one unit at a time
+# ## 10b.1 Full parameters, one unit at a time
 #
 # *10 minutes, medium*
 #
-# Two things go wrong when one rank asks for the whole model: it runs out of memory, on the device or on the host
+# Two things can go wrong when one rank asks for the full model: it runs out of memory, on the device or on the host
 # ([accelerate#1181](https://github.com/huggingface/accelerate/pull/1181)), or it hangs
-# ([pytorch#122903](https://github.com/pytorch/pytorch/issues/122903)). You can avoid both. The whole model never needs
-# to be on one device: gather a unit, copy it to its destination (the host's memory, on rank 0), free it, and go on to
-# the next. And because a gather is a collective, *every* rank must take part in every gather, even if it keeps nothing.
+# ([pytorch#122903](https://github.com/pytorch/pytorch/issues/122903)). You can avoid both. The full model never needs
+# to be on one device: gather a unit, copy it to its destination (host memory, on rank 0), free it, and go on to the
+# next. And because a gather is a collective, *every* rank must take part in every gather, even if it keeps nothing.
 #
-# How many bytes of unsharded parameters does a rank hold at its peak? The table above shows the sizes.
+# How many bytes of unsharded parameters does a rank hold at the peak? The table above shows the sizes.
 
 # %%
 predict("10b.1", ..., "bytes of unsharded parameters at the peak, on any rank")
@@ -223,18 +222,18 @@ predict("10b.1", ..., "bytes of unsharded parameters at the peak, on any rank")
 # %% tags=["exercise-10b.1"]
 @exercise("10b.1")
 def whole_values(units: Sequence[NamedUnit], group: Group, keep: Callable[[Tensor], Any] | None) -> dict[str, Any]:
-    """Apply `keep` to each parameter's whole value; return the results by name. Every rank of the group calls this.
+    """Apply `keep` to each full parameter; return the results by name. Every rank of the group calls this.
 
     Args:
         units: pairs `(flat, names)`. `device.allocate(flat.full)` allocates the memory of `flat.full` [P], and
             `comm.all_gather(flat.full.data, flat.shard.data, group)` fills it. The latter returns a handle: call its
             `wait()` before you read.
         group: the ranks.
-        keep: called once per parameter with the whole value, a tensor in the parameter's shape. The tensor's memory is
+        keep: called once per parameter with the full value, a tensor in the parameter's shape. The tensor's memory is
             freed soon after the call. The result is stored under *all* names of the parameter. If None, this rank keeps
             nothing and returns an empty dict.
 
-    Only one unit is whole at a time: call `device.free(flat.full)` before the next one is gathered, on every rank.
+    Only one unit is unsharded at a time: call `device.free(flat.full)` before the next one is gathered, on every rank.
     """
     ...
 
@@ -256,7 +255,7 @@ def nbytes_of(state: Mapping[str, Tensor]) -> int:
 
 
 def save_full(at_once: bool = False) -> dict[str, Any]:
-    """A trained model's full state dict, the ledger's record of saving it, and minifsdp's own state dict."""
+    """Return a trained model's full state dict, the ledger's record of saving it, and minifsdp's own state dict."""
     group = comm.world()
     with Ledger() as ledger:
         model, optimizer = trained()
@@ -325,9 +324,9 @@ plots.curve(
 )
 
 # %% [markdown]
-# The *largest unit* sets the peak on the device. On the host, rank 0 holds one copy of the whole model. Without
-# `rank0_only`, every rank on a machine has such a copy, so a machine with 8 GPUs has 8 copies in its host's memory.
-# This is what causes the out-of-memory errors on the host.
+# The *largest unit* determines the peak on the device. On the host, rank 0 holds one copy of the full model. Without
+# `rank0_only`, every rank on a machine has such a copy, so a machine with 8 GPUs holds 8 copies in host memory. This
+# causes the host out-of-memory errors.
 #
 # ### Break it: a `keep` that copies nothing, and a rank that does not take part
 
@@ -356,19 +355,20 @@ except RankError as error:
     print(where[0].strip().rpartition(",")[2].strip() if where else "")
 
 # %% [markdown]
-# Rank 0 waits in the first gather, and no other rank joins it. With NCCL, it hangs until the watchdog times out,
-# minutes later. Put `if rank == 0:` around the *writing* of the file, never around the state dict.
+# Rank 0 waits in the first gather, and no other rank joins it. With NCCL, it hangs until the collective times out,
+# minutes later, and the watchdog aborts the process. Put `if rank == 0:` around the file *write*, never around the call
+# that builds the state dict.
 #
 # ## 10b.2 Rows
 #
 # *8 minutes, medium*
 #
-# If the model does not fit in one host's memory, no rank can hold the whole dict. Each rank then saves its own part.
-# Parts of the *flat* parameter would be useless elsewhere, because the cuts depend on N and on the units. Instead, cut
-# each original tensor separately, along dimension 0: rank r gets `ceil(rows / N)` rows, starting at row `r * ceil(rows
-# / N)`. The last ranks get fewer, or none.
+# If the model does not fit in the memory of one host, no rank can hold the full state dict. Each rank then saves its
+# own shards. Shards of the *flat* parameter would be useless elsewhere, because the shard boundaries depend on N and on
+# the units. Instead, split each original tensor separately, along dimension 0: rank r gets `ceil(rows / N)` rows,
+# starting at row `r * ceil(rows / N)`. The last ranks get fewer rows, or none.
 #
-# If a tensor with 5 rows is cut for 4 ranks, how many rows does rank 3 get?
+# If a tensor with 5 rows is split across 4 ranks, how many rows does rank 3 get?
 
 # %%
 predict("10b.2", ..., "rows of rank 3 of 4, of a tensor with 5 rows")
@@ -380,7 +380,7 @@ def my_rows(whole: Tensor, rank: int, ranks: int) -> tuple[int, Tensor]:
     """Return the number of a rank's first row, and a copy of its rows.
 
     Args:
-        whole: [rows, ...]; or a scalar, [], which cannot be cut: every rank gets all of it, and its first row is 0.
+        whole: [rows, ...]; or a scalar, [], which cannot be split: every rank gets all of it, and its first row is 0.
         rank, ranks: the rank, and the number of ranks.
 
     Returns:
@@ -399,13 +399,13 @@ for ranks, rows in layout.items():
 
 
 def rows_to_host(whole: Tensor) -> tuple[int, Tensor]:
-    """Keep this rank's rows, cut on the device so that only they are copied to the host."""
+    """Keep this rank's rows, selected on the device so that only they are copied to the host."""
     first, rows = my_rows(whole.detach(), dist.get_rank(), dist.get_world_size())
     return first, to_host(rows)
 
 
 def save_rows() -> dict[str, tuple[int, Tensor]]:
-    """Your two functions together: each rank's rows of every parameter."""
+    """Combine your two functions: return each rank's rows of every parameter."""
     model, _ = trained()
     return whole_values(units_of(model), comm.world(), rows_to_host)
 
@@ -418,7 +418,7 @@ for rank, state in enumerate(SHARDED):
 print(f"together {sum(r.untyped_storage().nbytes() for s in SHARDED for _, r in s.values()):,} of {4 * PSI:,} bytes")
 
 # %% [markdown]
-# A rank keeps only its part, and briefly holds one whole unit at a time, as in every forward. torch calls this
+# A rank keeps only its rows, and briefly holds one unsharded unit at a time, as in every forward pass. torch calls this
 # SHARDED_STATE_DICT; its values are `ShardedTensor` or `DTensor`, which record the position of their rows. Here, the
 # pair (first row, rows) records that position.
 #
@@ -426,11 +426,12 @@ print(f"together {sum(r.untyped_storage().nbytes() for s in SHARDED for _, r in 
 #
 # *10 minutes, medium*
 #
-# Two ranks have saved a checkpoint, and three load it. `embed.weight` has 257 rows, which are saved as 129 and 128, and
-# loaded as 86, 86 and 85. A loading rank takes the rows it needs from every piece. Reading everything on every rank
-# would also work, but it would read the checkpoint N times, which is slow on a shared file system.
+# Two ranks have saved a checkpoint, and three load it. `embed.weight` has 257 rows, which are saved as pieces of 129
+# and 128 rows, and loaded as 86, 86 and 85. A loading rank takes the rows that it needs from the pieces that contain
+# them. Every rank could also read everything, but the checkpoint would then be read N times, which is slow on a shared
+# file system.
 #
-# How many reads of pieces of `embed.weight` do the three ranks make together?
+# How many times do the three ranks together read a piece of `embed.weight`?
 
 # %%
 predict("10b.3", ..., "reads of pieces of embed.weight, saved by 2 ranks, by 3 ranks together")
@@ -447,7 +448,7 @@ def fill_rows(out: Tensor, first: int, pieces: Sequence[Piece]) -> None:
         first: the number of the first row of `out` in the tensor.
         pieces: each has `first`, `count` and `read()`; they come in any order and do not overlap.
 
-    Each piece is read once if it holds rows of `out`, otherwise not at all.
+    A piece is read once if it holds rows of `out`, and otherwise not at all.
 
     Raises:
         ValueError: if a row of `out` is in no piece.
@@ -489,14 +490,14 @@ print("equal to what was saved:", torch.equal(torch.cat(found), FULL["embed.weig
 # %% [markdown]
 # Loading in a plain process is the one-rank case: `first` is 0, and `out` is the whole tensor.
 #
-# ## 10b.4 The optimizer's states
+# ## 10b.4 The optimizer state
 #
 # *15 minutes, hard*
 #
 # Adam keeps two tensors per parameter, `exp_avg` and `exp_avg_sq`, and a number, `step`. Here its parameters are flat
 # shards, so the tensors are flat and sharded in the same way, [P / N]. Each rank has one `step` per *unit*, the same on
-# all ranks. A checkpoint must store the states under the parameters' names, in the parameters' shapes, with a `step`
-# for each parameter.
+# all ranks. A checkpoint must store the state under the names of the parameters, in their shapes, with a `step` for
+# each parameter.
 #
 # How many all-gathers does this take? Count the units in the table, and leave out the state that every rank already
 # has.
@@ -510,14 +511,14 @@ predict("10b.4", ..., "all-gathers for the states of Adam, 5 units")
 def whole_states(
     units: Sequence[NamedUnit], optimizer: Optimizer, group: Group, keep: Callable[[Tensor], Any] | None
 ) -> dict[str, dict[str, Any]]:
-    """Return the optimizer's states by parameter (under its first name) and key. Every rank of the group calls this.
+    """Return the optimizer state by parameter (under its first name) and key. Every rank of the group calls this.
 
     Args:
         units: pairs `(flat, names)`. `optimizer.state.get(flat.shard, {})` has the unit's states by key, with the same
             keys on all ranks. It is empty if the unit is frozen; the unit's names are then not in the result.
         optimizer: its parameters are the units' `flat.shard`.
         group: the ranks.
-        keep: called with each whole state in its parameter's shape, as in 10b.1. If None, return an empty dict.
+        keep: called with each full state in its parameter's shape, as in 10b.1. If None, return an empty dict.
 
     Gather a state of the shard's shape [P / N] into a buffer [P] from
     `device.empty(flat.full.numel(), dtype, "communication", device)`. `flat.unflatten(buffer)`
@@ -529,8 +530,8 @@ def whole_states(
 
 
 # %% [markdown]
-# The next cell tests your function: a plain model with a plain AdamW loads the parameters and the states, and continues
-# training.
+# The next cell tests your function: a plain model with a plain AdamW loads the parameters and the optimizer state, and
+# continues training.
 
 
 # %%
@@ -546,7 +547,7 @@ def save_optimizer() -> dict[str, Any]:
 
 
 def go_on(states: Mapping[str, Mapping[str, Tensor]]) -> tuple[list[float], set[float]]:
-    """Losses of three steps of a plain model that loads everything, and the `step` values afterwards."""
+    """Return the losses of three steps of a plain model that loads everything, and the `step` values afterwards."""
     model = SETTINGS.model()
     model.load_state_dict(FULL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -578,8 +579,8 @@ assert equal
 assert theirs.keys() == STATES.keys()
 
 # %% [markdown]
-# Without the states, the model still trains, with slightly different losses. A checkpoint without the optimizer's
-# states raises no error.
+# Without the optimizer state, the model still trains, with slightly different losses. Loading a checkpoint without it
+# raises no error.
 #
 # ### Break it: one `step` for all
 #
@@ -607,10 +608,10 @@ for name, (losses, after) in zip(
 #
 # - `write` leaves bytes in the system's cache. If the process is killed, the bytes still reach the disk; if the *power*
 #   fails, they are lost. `fsync` forces them to disk. A folder is a file of names, and needs `fsync` too.
-# - Several ranks write. The rank that renames must wait until the others have finished. A barrier ensures this: no rank
-#   passes it before all have reached it.
+# - Several ranks write. The rank that renames the folder must wait until the others have finished. A barrier ensures
+#   this: no rank passes it before all have reached it.
 #
-# Rank 0 has one file to write. At how many calls to `Disk` can it be killed?
+# Rank 0 has one file to write. How many calls to `Disk` does it make, at each of which it could be killed?
 
 # %%
 predict("10b.5", ..., "calls of Disk by rank 0, which has one file")
@@ -642,7 +643,8 @@ def commit(
 
 # %% [markdown]
 # The next cell uses this machine's disk, and kills rank 0 just before call k. `os._exit` is as abrupt as `kill -9`: no
-# `finally` or `except` runs. A real rank 0 is killed at each of its calls in turn, and the cell then lists the folder.
+# `finally` or `except` runs. A real rank 0 is killed at each of its calls in turn, and the cell lists the folder each
+# time.
 
 
 # %%
@@ -728,8 +730,8 @@ class PaperDisk:
     """Simulates a power cut: the only unsynced operations that survive are renames."""
 
     def __init__(self) -> None:
-        self.written: dict[Path, bool] = {}  # by file: True if its bytes are on the disk
-        self.named: dict[Path, bool] = {}  # by file or folder: True if its name is on the disk
+        self.written: dict[Path, bool] = {}  # for each file: True if its bytes are on the disk
+        self.named: dict[Path, bool] = {}  # for each file or folder: True if its name is on the disk
 
     def make_folder(self, path: Path) -> None:
         self.named[path] = False
@@ -750,7 +752,7 @@ class PaperDisk:
         self.named = {moved(each): done for each, done in self.named.items() if each != old} | {new: False}
 
     def missing(self) -> str:
-        """What a power cut may lose."""
+        """List what a power cut may lose."""
         lost = [f"the bytes of {each.name}" for each, done in self.written.items() if not done]
         lost += [f"the name {each.name}" for each, done in self.named.items() if not done]
         return ", ".join(lost) or "nothing"
@@ -785,8 +787,9 @@ for without in range(4):
 #
 # ### Measured: from two ranks to three, and to a plain process
 #
-# This test uses all five functions. Two ranks commit the model and the optimizer to disk, each rank its own rows. Three
-# ranks load them, and so does a plain process. Both are compared with the full state dict from above.
+# This test uses all five functions. Two ranks commit the model and the optimizer state to disk, and each rank writes
+# its own rows. Three ranks load the checkpoint, and so does a plain process. Both results are compared with the full
+# state dict from above.
 
 
 # %%
@@ -803,9 +806,9 @@ def save_checkpoint(folder: Path, name: str) -> None:
 
 
 def index_of(whole: Path) -> dict[str, list[InMemory]]:
-    """Which file holds each row. (torch.distributed.checkpoint stores this in `.metadata`.)
+    """Return which file holds each row. (torch.distributed.checkpoint stores this in `.metadata`.)
 
-    The files are memory-mapped (`mmap`): a piece's rows enter memory only when they are read.
+    The files are memory-mapped (`mmap`): the rows of a piece enter memory only when they are read.
     """
     index: dict[str, list[InMemory]] = {}
     for file in sorted(whole.glob("rank-*.pt")):
@@ -815,7 +818,7 @@ def index_of(whole: Path) -> dict[str, list[InMemory]]:
 
 
 def load_into_shard(flat: FlatParameter, shard: Tensor, number: int, pieces: list[InMemory], group: Group) -> None:
-    """Load parameter `number` of a unit: read this rank's rows, gather the whole tensor, keep this rank's slice."""
+    """Load parameter `number` of a unit: read this rank's rows, gather the full tensor, keep this rank's slice."""
     shape = flat.layout.shapes[number]
     size = -(-shape[0] // group.size())
     first = min(group.rank() * size, shape[0])
@@ -829,7 +832,7 @@ def load_into_shard(flat: FlatParameter, shard: Tensor, number: int, pieces: lis
 
 
 def load_checkpoint(whole: Path) -> dict[str, Any]:
-    """Load on any number of ranks; returns the full state dicts afterwards, and the next losses."""
+    """Load on any number of ranks; return the full state dicts afterwards, and the next losses."""
     model, optimizer = build()
     group, units, index = comm.world(), units_of(model), index_of(whole)
     for flat, names in units:
@@ -880,22 +883,22 @@ print(", ".join(f"{loss:.4f}" for loss in PLAIN[:2]))
 assert all(same.values())
 
 # %% [markdown]
-# The files hold 3 Ψ elements, plus one `step` per parameter in each file. No rank has held more than one whole tensor
-# or one whole unit on its device. (The full dicts, on the host, are only for the comparison.)
+# The files hold 3 Ψ elements, plus one `step` per parameter in each file. No rank has held more than one full tensor or
+# one unsharded unit on its device. (The full state dicts on the host are only needed for the comparison.)
 #
-# ## Equal values at the start
+# ## The same initial values on every rank
 #
 # ### Measured: sync_module_states, ignored modules
 #
 # At the start, and after loading, all ranks must hold the same model. If every rank builds the model with its own
-# random numbers, each keeps its part of *its own* model. With `sync_module_states=True`, rank 0 broadcasts all values
-# first. A module in `ignored_modules` stays whole on each rank. This section measures the effect of both. (Lab 09
-# covers `cpu_offload`.)
+# random numbers, each rank keeps its shard of *its own* model. With `sync_module_states=True`, rank 0 broadcasts all
+# values first. A module in `ignored_modules` stays unsharded on each rank. This section measures the effect of both.
+# (Lab 09 covers `cpu_offload`.)
 
 
 # %% tags=["C41"]
 def start(sync: bool) -> tuple[float, int, int]:
-    """Start each rank with different random numbers: the share of rank 0's elements, broadcasts, bytes."""
+    """Start each rank with different random numbers; return the fraction that equals rank 0's, broadcasts, bytes."""
     torch.manual_seed(dist.get_rank())
     mine = GPT(width=SETTINGS.width, layers=SETTINGS.layers, context=SETTINGS.context).to(rank_device())
     original = {name: to_host(p) for name, p in mine.named_parameters()}
@@ -909,7 +912,7 @@ def start(sync: bool) -> tuple[float, int, int]:
 
 
 def ignoring(ignore: bool) -> tuple[int, int, Tensor]:
-    """A rank's bytes of parameters and gradients after backward, and its gradient of the head's bias."""
+    """Return a rank's bytes of parameters and gradients after backward, and its gradient of the head's bias."""
     with Ledger() as ledger:
         module = SETTINGS.model().to(rank_device())
         head = module.head
@@ -944,8 +947,9 @@ assert not agree
 # %% [markdown]
 # Without the broadcast, half of each unit comes from one seed and half from another. Independent random numbers are
 # still valid initial values, but no single seed reproduces this model, and a different N gives a different model.
-# *Loaded* weights are ruined: if only rank 0 has loaded a checkpoint, the other half is noise. The broadcast sends the
-# model's bytes once, here one tensor at a time; torch packs tensors into messages of 250 MiB (`fsdp/_init_utils.py`).
+# *Loaded* weights are ruined: if only rank 0 has loaded a checkpoint, the other half of each unit is noise. The
+# broadcast sends the bytes of the model once, here one tensor at a time; torch packs tensors into buckets of 250 MiB
+# (`fsdp/_init_utils.py`).
 #
 # An ignored module is neither sharded nor gathered, and its gradients are *not reduced*. Each rank trains its own head,
 # and the heads drift apart without an error unless your code averages these gradients. Ignore a module only if it is
@@ -955,7 +959,7 @@ assert not agree
 #
 # Fine-tuning with adapters (LoRA, [arXiv 2106.09685](https://arxiv.org/abs/2106.09685)) trains a pair of thin matrices
 # next to a frozen one. Without FSDP, only the pair has gradients. But a unit with one flat parameter has one gradient,
-# which is as long as the whole unit, frozen parameters included.
+# which is as long as the entire unit, including the frozen parameters.
 
 
 # %%
@@ -996,7 +1000,7 @@ print(f"{ADAPTERS:,} of {every:,} elements are trained: {ADAPTERS / every:.4f}")
 
 
 def wrap_mixed() -> tuple[str, str]:
-    """The error with one flat Parameter per unit; the warning with original parameters."""
+    """Return the error with one flat Parameter per unit, and the warning with original parameters."""
     said = "no error"
     try:
         FullyShardedDataParallel(adapted(), auto_wrap_policy={Block})
@@ -1015,8 +1019,8 @@ print_wrapped(f"warning: {warning}")
 # %% [markdown]
 # `use_orig_params=True` allows such a unit, with the warning above. The optimizer then sees the original parameters,
 # each as a slice of the shard, and frozen slices get no `.grad`. But memory for the frozen slices' gradients may still
-# be allocated. Predict the bytes of gradients on one of 2 ranks after backward, with the blocks as units: 4 blocks of
-# 68,475 elements each, plus 2,700 per block for its adapters.
+# be allocated. Predict the bytes of gradients on one of 2 ranks after the backward pass, with the blocks as units: 4
+# blocks of 68,475 elements each, plus 2,700 per block for its adapters.
 
 # %%
 predict("10b.6", ..., "bytes of gradients of a rank of 2 after backward, adapters trained, blocks are units")
@@ -1028,7 +1032,7 @@ predict("10b.6", ..., "bytes of gradients of a rank of 2 after backward, adapter
 #
 # To avoid these gradients, wrap the model so that no unit mixes frozen and trainable parameters. Each block is a unit.
 # If a block would mix them, its trainable parameters get units of their own, as large as possible, since each unit
-# costs messages.
+# costs collectives.
 
 
 # %% tags=["exercise-10b.6"]
@@ -1054,13 +1058,13 @@ def units_for(model: nn.Module, block: type[nn.Module]) -> set[nn.Module]:
 
 # %%
 class Tuned(NamedTuple):
-    """Gradient bytes on a rank after backward and at the peak, and bytes sent."""
+    """A rank's gradient bytes after backward and at the peak, and the bytes sent."""
 
     left: int
     peak: int
     wire: int
     messages: int
-    units: list[int]  # elements of each unit with trained parameters
+    units: list[int]  # elements of each unit with trainable parameters
 
 
 def tune(make: Callable[[], nn.Module], units: Callable[[nn.Module], set[nn.Module]]) -> Tuned:
@@ -1109,7 +1113,8 @@ def tune_all() -> dict[str, Tuned]:
 # %% [markdown]
 # ### Measured: gradients of frozen parameters
 #
-# We expect that after backward, every unit with a trainable parameter has a full-length gradient shard [P / N].
+# We expect that after the backward pass, every unit with a trainable parameter has a full-length gradient shard [P /
+# N].
 
 # %% tags=["C23"]
 tuned = launch(tune_all, RANKS)[0]
@@ -1134,13 +1139,13 @@ assert mixed.left > 20 * separate.left
 
 # %%
 def gradients_at_peak(units: list[int], root: int = 0) -> int:
-    """Peak bytes of gradients.
+    """Return the peak bytes of gradients.
 
     Args:
-        units: elements of each, in forward order, so the last in backward come first.
-        root: elements of the root's unit if it is trained: its gradient lives through the whole backward.
+        units: the elements of each unit, in forward order, so the last in backward come first.
+        root: the elements of the root's unit if it is trained: its gradient lives through the entire backward pass.
     """
-    if closed_form_setting(RANKS).runs_behind:  # a GPU reduces one unit while it computes the next
+    if closed_form_setting(RANKS).runs_behind:  # on a GPU, one unit is reduced while the next is computed
         return 4 * (root + sum(units[:2]) + sum(units[1:] or units) // RANKS)
     return 4 * max(root + units[i] + sum(units[i:]) // RANKS for i in range(len(units)))
 
@@ -1160,23 +1165,22 @@ plots.stages(
 )
 
 # %% [markdown]
-# In mixed units, freezing saves no gradient bytes compared with training the whole blocks, and the gradients of frozen
-# parameters are also reduced and sent (pytorch#91167, PR 104967). Like torch, minifsdp warns when it wraps such a unit.
-# Your units need more collectives, all of them small (last column). The adapters of several layers could share a unit
-# if one module held them.
+# In mixed units, freezing saves no gradient bytes compared with training all parameters of the blocks, and the
+# gradients of frozen parameters are also reduced and sent (pytorch#91167, PR 104967). Like torch, minifsdp warns when
+# it wraps such a unit. Your units need more collectives, all of them small (last column). The adapters of several
+# layers could share a unit if one module held them.
 #
-# A fully frozen unit has no gradient at all ("last block only"): FSDP reads `requires_grad` in
-# every forward.
+# A fully frozen unit has no gradient at all ("last block only"): FSDP reads `requires_grad` in every forward pass.
 #
 # ## Recomputation
 #
-# Model state is sharded; activations are not (lab 00: they often take more memory than model state). An **activation
-# checkpoint** (`torch.utils.checkpoint`) keeps only a module's inputs, and runs its forward again during backward. With
-# FSDP, the parameters must be whole for that second forward. They are whole already if the unit's backward has begun,
-# which is the case if the checkpoint is *inside* the unit. If the checkpoint is *around* the unit, its kind matters:
-# torch has an old kind, `use_reentrant=True`, and a new one, `use_reentrant=False`. The old kind first recomputes, and
-# then runs a backward of its own. Recomputation costs one more forward of the module. For the whole model, that is a
-# third more compute, because backward costs about as much as two forwards.
+# Model state is sharded; activations are not, and they often take more memory than model state (lab 00). An
+# **activation checkpoint** (`torch.utils.checkpoint`) keeps only a module's inputs, and runs its forward again during
+# the backward pass. With FSDP, the parameters must be unsharded for that second forward. They already are if the unit's
+# backward has begun, which is the case if the checkpoint is *inside* the unit. If the checkpoint is *around* the unit,
+# its kind matters: torch has an old kind, `use_reentrant=True`, and a new one, `use_reentrant=False`. The old kind
+# first recomputes, and then runs a backward pass of its own. Recomputation costs one more forward pass of the module.
+# For the entire model, that is a third more compute, because a backward pass costs about as much as two forward passes.
 #
 # FULL_SHARD issues 2 U - 1 = 9 all-gathers per step for the 5 units here. How many does it issue with reentrant
 # checkpoints *around* the four blocks?
@@ -1187,7 +1191,7 @@ predict("10b.7", ..., "all-gathers of a step, reentrant checkpoints around the 4
 
 # %%
 class Recomputed(nn.Module):
-    """A module under an activation checkpoint; `clean_name` drops the attribute's name."""
+    """A module under an activation checkpoint; `clean_name` drops the name of this attribute."""
 
     def __init__(self, module: nn.Module, reentrant: bool) -> None:
         super().__init__()
@@ -1198,7 +1202,7 @@ class Recomputed(nn.Module):
 
 
 def recomputing(where: str, reentrant: bool = False) -> tuple[nn.Module, Optimizer]:
-    """FSDP, with activation checkpoints inside or around the blocks' units."""
+    """Return an FSDP model with activation checkpoints inside or around the units of the blocks."""
     module = SETTINGS.model().to(rank_device())
     if where == "inside":  # FullyShardedDataParallel(checkpoint(block))
         for number, each in enumerate(module.blocks):
@@ -1283,15 +1287,15 @@ plots.stages(
 # %% [markdown]
 # The rule "a checkpoint around the unit costs a third gather" holds only for the old kind, which gathers for the
 # recomputation, frees, and gathers again. (Its model state peaks half a block lower: nothing is prefetched during a
-# recomputation, so one fewer block is whole, but one more block's gradient shard is present.) With
-# `use_reentrant=False`, the recomputation begins when backward needs the first saved tensor, after the hook on the
-# unit's output has run. A checkpoint inside the unit costs no extra gather with either kind. The next cells count
+# recomputation, so one fewer block is unsharded, but the gradient shard of one more block is present.) With
+# `use_reentrant=False`, the recomputation begins when the backward pass needs the first saved tensor, after the hook on
+# the unit's output has run. A checkpoint inside the unit costs no extra gather with either kind. The next cells count
 # torch's gathers and trace steps over an emulated link.
 
 
 # %%
 def torchs_gathers(reentrant: bool) -> int:
-    """All-gathers in a step of torch's FSDP, with checkpoints around its units."""
+    """Count the all-gathers in a step of torch's FSDP with checkpoints around its units."""
     from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
@@ -1347,7 +1351,7 @@ def trace_steps(folder: Path) -> None:
 
 
 def fastest(folder: Path, name: str) -> list[Span]:
-    """The step least disturbed by other programs on this machine."""
+    """Return the step least disturbed by other programs on this machine."""
     steps = [read_trace(folder / f"{name}-{number}-0.json") for number in range(STEPS)]
     return min(steps, key=lambda spans: max(span.end for span in spans))
 
@@ -1369,26 +1373,26 @@ plots.timeline(
 # %% [markdown]
 # Reversible layers ([arXiv 1707.04585](https://arxiv.org/abs/1707.04585)) go one step further: they compute a layer's
 # input from its output, and so do not even keep the inputs. They too save only activations. Parameters, gradients and
-# optimizer states still need sharding.
+# optimizer state still need to be sharded.
 #
 # ## What is still missing
 #
 # Training stops while your checkpoint is read or written. torch.distributed.checkpoint can write from a copy in the
 # background (`async_save`), at the cost of that copy in host memory. The next run must delete what a killed run left
 # behind (`.step-2.part`), and only one run may write into a folder at a time: `minifsdp/course/train/checkpoint.py`
-# handles both. A checkpoint also needs buffers, random number generator states, the position in the data and the
-# learning rate schedule; 10b.1 saves none of these.
+# handles both. A checkpoint also needs the buffers, the states of the random number generators, the position in the
+# data and the state of the learning rate schedule; 10b.1 saves none of these.
 #
 # ## What to remember
 #
-# 1. A state dict is a collective. Every rank calls it, even one that keeps nothing. Use
-#    `if rank == 0` only around writing the file.
-# 2. A full state dict needs one whole unit at a time on the device, and the whole model on rank 0's
-#    host. A sharded one holds rows of each original tensor, and any number of ranks can load them.
-# 3. The optimizer's states are flat and sharded like the parameters. Stored by name in the original shapes, with a
-#    `step` for each parameter, they work with any number of ranks and in a plain process.
-# 4. Write under a temporary name, sync files, barrier, sync the folder, rename, sync its parent
-#    folder, barrier. A checkpoint with its final name is complete.
+# 1. Building a state dict is a collective operation. Every rank must call it, even a rank that keeps nothing. Use `if
+#    rank == 0` only around the file write.
+# 2. A full state dict needs one unsharded unit at a time on the device, and the full model in the memory of rank 0's
+#    host. A sharded state dict holds rows of each original tensor, and any number of ranks can load it.
+# 3. The optimizer state is flat and sharded like the parameters. Stored by name in the original shapes, with a `step`
+#    for each parameter, it can be loaded on any number of ranks and in a plain process.
+# 4. To commit a checkpoint, write the files under a temporary name, sync them, wait at a barrier, sync the folder,
+#    rename it, sync its parent folder, and wait at a second barrier. A checkpoint with its final name is complete.
 # 5. A flat parameter has one gradient, which covers frozen parameters too: give trainable parameters units of their
 #    own. Recomputation saves activation memory but no model state; inside the unit, it costs no extra gather.
 #
@@ -1399,16 +1403,17 @@ plots.timeline(
 #
 # <details><summary>Answer</summary>
 #
-# The dict takes 280 GB. With `rank0_only`, one host needs this much, and the others need none. Without it, each host
-# needs 8 x 280 GB = 2.2 TB. With a sharded dict, each rank keeps 4.4 GB, and each host keeps 35 GB.
+# The state dict takes 280 GB. With `rank0_only`, one host needs this much, and the others need none. Without it, each
+# host needs 8 x 280 GB = 2.2 TB. With a sharded state dict, each rank keeps 4.4 GB, and each host keeps 35 GB.
 # </details>
 #
 # **2. Why does 10b.2 not save the flat shards themselves, which would need no communication at all?**
 #
 # <details><summary>Answer</summary>
 #
-# torch's LOCAL_STATE_DICT saves them. But only the same number of ranks with the same units, in the same version, can
-# load them. This is the fastest way to resume after a crash, but not a format to keep.
+# torch's LOCAL_STATE_DICT does save them. But they can be loaded only by the same number of ranks, with the same units
+# and in the same version of torch. This is the fastest way to resume after a crash, but not a format for long-term
+# storage.
 # </details>
 #
 # **3. How do you delete an old checkpoint so that a half-deleted one never looks complete?**
@@ -1416,7 +1421,7 @@ plots.timeline(
 # <details><summary>Answer</summary>
 #
 # Reverse the order: rename it to `.step-1.old`, sync the folder, then delete it. A checkpoint that no longer has its
-# final name may be incomplete. Do this only after the new checkpoint is committed.
+# final name may be incomplete. Do this only after the new checkpoint has been committed.
 # </details>
 #
 # **4. You unfreeze a frozen block after 1,000 steps. What happens to its unit, its optimizer state and its
@@ -1424,19 +1429,19 @@ plots.timeline(
 #
 # <details><summary>Answer</summary>
 #
-# The unit re-reads `requires_grad` at the next forward, and has gradients from then on. The optimizer must have the
-# unit's parameter, and creates a state for it at its first step, with `step` 1 while the others have 1,001. Earlier
-# checkpoints have no state under these names. In a mixed unit with one flat parameter, a single `step` could not hold
-# both values; with original parameters, each has its own.
+# The unit re-reads `requires_grad` in the next forward pass, and has gradients from then on. The optimizer must have
+# been given the unit's parameter; it creates a state for it at the first step, with `step` 1, while the other units
+# have 1,001. Earlier checkpoints have no state under these names. In a mixed unit with one flat parameter, a single
+# `step` could not hold both values; with original parameters, each has its own.
 # </details>
 #
 # **5. You add activation checkpoints, but peak memory does not fall. Name two possible reasons.**
 #
 # <details><summary>Answer</summary>
 #
-# With few rows and a large model, the peak comes from model state, not activations. Or a single checkpoint surrounds
-# the whole model, so that recomputation restores all activations at once, at the beginning of backward. With one
-# checkpoint per block, only one block's activations are restored at a time.
+# With few rows and a large model, the peak comes from model state, not from activations. The other possible reason is a
+# single checkpoint around the entire model, so that recomputation restores all activations together, at the beginning
+# of the backward pass. With one checkpoint per block, only one block's activations are restored at a time.
 # </details>
 #
 # ## Further reading
@@ -1448,6 +1453,6 @@ plots.timeline(
 #   a power cut, and common programming mistakes.
 # - Training deep nets with sublinear memory cost: [arXiv 1604.06174](https://arxiv.org/abs/1604.06174). LoRA:
 #   [arXiv 2106.09685](https://arxiv.org/abs/2106.09685).
-# - minifsdp: `fsdp/torch_api/state/saving.py`, `loading.py`, `optim.py`, `sharded_values.py` (your pieces),
+# - minifsdp: `fsdp/torch_api/state/saving.py`, `loading.py`, `optim.py`, `sharded_values.py` (your functions),
 #   `fsdp/torch_api/original_params.py`, `fsdp/engine.py` (`before`, `after`: recomputation),
 #   `course/train/checkpoint.py` (10b.5, with the parts it leaves out).

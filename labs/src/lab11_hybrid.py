@@ -21,11 +21,11 @@
 #
 # **Afterwards you can**
 #
-# - list the ranks that shard together and those that hold the same shard, and make their process
-#   groups without a deadlock;
+# - list the ranks that shard together and those that hold the same shard, and create their process groups without a
+#   deadlock;
 # - reduce a gradient in two stages, and explain why it is accumulated after the second one and not
 #   in between;
-# - predict, for every F, the bytes that a rank holds and sends, and the traffic out of a host;
+# - predict, for every F, the bytes that a rank holds and sends, and the traffic that leaves a host;
 # - choose F for a model and a cluster, and recognize when no F works.
 #
 # **You need** lab 01 (all-reduce, ring, groups) and lab 05 (units, gather, reduce-scatter).
@@ -51,7 +51,7 @@ class Replica(Protocol):
     """A unit with replicas of its shard on other ranks, as 11.3 and 11.4 use it.
 
     Attributes:
-        mean: the gradient [P / F], reduce-scattered: the mean over the sharding group; None if there is none.
+        mean: the reduce-scattered gradient [P / F], which is the mean over the sharding group; None if there is none.
         replicas: the process group of the ranks that hold the same shard.
         across: the handle of the current reduction over the replicas; None if there is none.
     """
@@ -65,7 +65,7 @@ class Replica(Protocol):
 
 
 class Traffic(NamedTuple):
-    """Bytes of one step.
+    """The bytes sent in one step.
 
     Attributes:
         sharding: sent by a rank in its sharding group.
@@ -79,7 +79,7 @@ class Traffic(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Strategy: "data parallelism", "hybrid sharding", "full sharding" or another; its factor."""
+    """A strategy ("data parallelism", "hybrid sharding", "full sharding" or another) and its factor."""
 
     name: str
     factor: int | None
@@ -124,13 +124,13 @@ from minifsdp.fsdp.plan import Plan
 RANKS, PER_HOST = 4, 2
 SETTINGS = Settings(ranks=RANKS, batch=4, layers=5, width=105, context=16)
 BATCHES = list(SETTINGS.batches())  # the same on every rank; each takes its rows
-SIZES = sizes_of(SETTINGS.model())  # elements of each parameter, and by unit, the root first
+SIZES = sizes_of(SETTINGS.model())  # elements of each parameter and of each unit, the root first
 UNITS = len(SIZES.units)
 MIB, GB = 2**20, 1e9
 
 
 def unit_bytes(factor: int) -> list[int]:
-    """Bytes of each unit, padded for `factor` shards, the root's first."""
+    """Return the bytes of each unit, padded for `factor` shards, the root first."""
     return [4 * factor * -(-sum(unit) // factor) for unit in SIZES.units]
 
 
@@ -138,7 +138,7 @@ whole = sum(unit_bytes(1))
 print(f"{UNITS} units, {whole:,} bytes of parameters, as many of gradients, twice as many of Adam's state")
 
 # %% [markdown]
-# ## 11.1 Who shards with whom
+# ## 11.1 Plan the groups
 #
 # *8 minutes, medium*
 #
@@ -181,17 +181,17 @@ for factor in (1, 2, 4):
     print(f"F = {factor}: sharding groups: {len(sharding)}, of {factor}; replica groups: {factor}, of {len(sharding)}")
 
 # %% [markdown]
-# ## 11.2 Make the groups
+# ## 11.2 Create the groups
 #
 # *10 minutes, medium*
 #
-# `dist.new_group(ranks)` makes a process group. It is a collective of the whole *world*: the members meet under a name,
-# and the name is the number of calls that a rank has made. So **every rank must make every group, in the same order**,
-# including groups that it is not in. If a rank skips some, its count differs from the others'. Ranks then wait for each
-# other in different groups under the same name, or find the wrong peers, and the program hangs in `new_group`, or much
-# later, in the first collective. (With `use_local_synchronization=True`, the name is derived from the group's ranks,
-# and only members call `new_group`. Overlapping groups such as these can then deadlock, unless all ranks keep to the
-# same order; see torch's docstring of `new_group`.)
+# `dist.new_group(ranks)` creates a process group. It is a collective of the entire *world*: the members find each other
+# by the name of the group, and the name is the number of calls that a rank has made. So **every rank must create every
+# group, in the same order**, including groups that it is not in. If a rank skips some, its count differs from that of
+# the others. Ranks then wait for each other in different groups under the same name, or find the wrong peers, and the
+# program hangs in `new_group`, or much later, in the first collective. (With `use_local_synchronization=True`, the name
+# is derived from the ranks of the group, and only members call `new_group`. Overlapping groups such as these can then
+# deadlock, unless all ranks keep to the same order; see the docstring of torch's `new_group`.)
 
 
 # %% tags=["exercise-11.2"]
@@ -203,14 +203,14 @@ def make_groups(sharding: list[list[int]], replicas: list[list[int]]) -> tuple[G
         sharding, replicas: as from `plan_groups`.
 
     Call `dist.new_group(ranks)` once for every list of both kinds, the sharding groups first, in the order given. The
-    call returns the group on its members, and an unusable marker on other ranks. `dist.get_rank()` is this rank.
+    call returns the group on its members, and an unusable marker on other ranks. `dist.get_rank()` returns this rank.
     """
     ...
 
 
 # %%
 def meet(factor: int) -> tuple[list[int], list[int], bool]:
-    """The ranks of this rank's groups; True if a DeviceMesh has the same."""
+    """Return the ranks in this rank's groups, and whether a DeviceMesh has the same groups."""
     from torch.distributed.device_mesh import init_device_mesh
 
     mine = [process_groups.global_ranks(group) for group in make_groups(*plan_groups(dist.get_world_size(), factor))]
@@ -222,11 +222,11 @@ for rank, (together, same_shard, as_mesh) in enumerate(launch(meet, RANKS, PER_H
     print(f"rank {rank}: shards with {together}, has replicas {same_shard}, a 2-D mesh has the same: {as_mesh}")
 
 # %% [markdown]
-# `FullyShardedDataParallel` takes the pair as `process_group`, or a mesh as `device_mesh`. If it is given neither of
-# these, but a wrapping policy, it makes its own groups, with `LOCAL_WORLD_SIZE` ranks in each sharding group
+# `FullyShardedDataParallel` takes the pair as `process_group`, or a mesh as `device_mesh`. If it is given a wrapping
+# policy but neither of these, it creates its own groups, with `LOCAL_WORLD_SIZE` ranks in each sharding group
 # (`minifsdp/fsdp/torch_api/groups.py`).
 #
-# ### Break it: make only your own groups
+# ### Break it: create only your own groups
 #
 # This version looks right: every rank makes two calls, each for a group that it is in.
 
@@ -246,7 +246,7 @@ except RankError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Ranks 0 and 1 make [0, 1] under the first name, ranks 2 and 3 make [2, 3] under the same name, and all four leave
+# Ranks 0 and 1 create [0, 1] under the first name, ranks 2 and 3 create [2, 3] under the same name, and all four store
 # their addresses under the same keys of one store. Timing decides which address a rank finds. If you run the cell
 # again, other ranks may hang, in `new_group` or in the first collective, far from the mistake.
 #
@@ -254,21 +254,21 @@ except RankError as error:
 #
 # *5 minutes, easy*
 #
-# After backward, a rank has the gradient [P] of its own rows. Its optimizer needs the mean over *all* ranks, for its
-# shard [P / F]:
+# After the backward pass, a rank has the gradient [P] of its own rows. Its optimizer needs the mean over *all* ranks,
+# for its shard [P / F]:
 #
 #     gradient [P] --reduce-scatter in the sharding group--> mean of F ranks [P / F]
 #                  --all-reduce over the replicas----------> mean of N ranks [P / F] --> added to the shard's .grad
 #
 # The first stage is the same as in lab 05. Hybrid sharding adds the second stage, which is the only traffic to other
-# hosts. Nothing in the rest of backward reads the result of the second stage, so the wait can come later. The
+# hosts. Nothing in the rest of the backward pass reads the result of the second stage, so the wait can come later. The
 # all-reduce starts after the reduce-scatter, and must end before gradients are read (by clipping or by the optimizer)
 # and before the unit's next reduction. On a GPU, the all-reduce runs on its own stream, alongside the next
 # reduce-scatters, and its buffer must live until both stages have used it (torch's `_reduce_grad` uses
 # `_all_reduce_stream` and `record_stream`).
 #
-# Predict: the model has 6 units and is trained with F = 2, on 2 hosts of 2 ranks. In one step, how many of a *rank's*
-# collectives cross hosts? (11.5 counts them.)
+# Predict: the model has 6 units and is trained with F = 2, on 2 hosts of 2 ranks. In one step, how many of the
+# collectives of a *rank* cross hosts? (11.5 counts them.)
 
 # %%
 predict("11.3", ..., "collectives of a rank in one step that cross hosts, 6 units")
@@ -277,7 +277,7 @@ predict("11.3", ..., "collectives of a rank in one step that cross hosts, 6 unit
 # %% tags=["exercise-11.3"]
 @exercise("11.3")
 def start_across(unit: Replica) -> None:
-    """Start the reduction of `unit.mean` [P / F] over the replicas, in place, and leave its handle in `unit.across`.
+    """Start the reduction of `unit.mean` [P / F] over the replicas, in place, and store its handle in `unit.across`.
 
     After a wait on that handle, `unit.mean` is the mean of the replicas' means. Do not wait here,
     and deliver nothing.
@@ -292,9 +292,9 @@ def start_across(unit: Replica) -> None:
 #
 # *8 minutes, medium*
 #
-# Your next function is the other half of the second stage. The engine calls it for every unit at the end of backward,
-# and before a unit's next reduction. It is therefore also called for units without a reduction under way, and more
-# often than your function from 11.3.
+# Your next function is the other half of the second stage. The engine calls it for every unit at the end of the
+# backward pass, and before a unit's next reduction. It is therefore also called for units without a reduction under
+# way, and more often than your function from 11.3.
 
 
 # %% tags=["exercise-11.4"]
@@ -311,16 +311,15 @@ def finish_across(unit: Replica) -> None:
 
 
 # %% [markdown]
-# The engine of minifsdp does the rest. A unit has a flat parameter and a plan, which names the
-# ranks of its sharding group (`plan.inside`) and the ranks with the same shard (`plan.across`).
-# The engine calls `_accumulate` after the unit's reduce-scatter, and `finish_reduce` at the end of
-# backward and before its next reduction. The class below calls your functions there, and `fsdp_of`
-# passes it to FSDP as the class of its units (`unit=`).
+# The engine of minifsdp does the rest. A unit has a flat parameter and a plan, which names the ranks of its sharding
+# group (`plan.inside`) and the ranks with the same shard (`plan.across`). The engine calls `_accumulate` after the
+# unit's reduce-scatter, and `finish_reduce` at the end of the backward pass and before the unit's next reduction. The
+# class below calls your functions there, and `fsdp_of` passes it to FSDP as the class of its units (`unit=`).
 
 
 # %%
 class YourHybridUnit(FlatUnit):
-    """A unit with replicas, made of your functions."""
+    """A unit with replicas that calls your functions."""
 
     start, finish = staticmethod(start_across), staticmethod(finish_across)
 
@@ -345,7 +344,7 @@ class YourHybridUnit(FlatUnit):
 
 
 def fsdp_of(factor: int, unit: type[FlatUnit] = FlatUnit, **kwargs: Any) -> FullyShardedDataParallel:
-    """The lab's model with sharding factor F. `unit`: the class of units with replicas."""
+    """Build the lab's model with sharding factor F. `unit` is the class of units with replicas."""
     model = SETTINGS.model().to(rank_device())
     ranks = dist.get_world_size()
     strategy, group = ShardingStrategy.HYBRID_SHARD, None
@@ -360,13 +359,13 @@ def fsdp_of(factor: int, unit: type[FlatUnit] = FlatUnit, **kwargs: Any) -> Full
 
 
 def loss_of(model: Any, batch: data.Batch) -> Tensor:
-    """The loss of this rank's rows of a batch."""
+    """Return the loss of this rank's rows of a batch."""
     tokens, targets = data.shard(batch, dist.get_rank(), dist.get_world_size())
     return model(tokens.to(rank_device()), targets.to(rank_device()))
 
 
 def shard_gradients(model: FullyShardedDataParallel) -> dict[int, Tensor]:
-    """This rank's gradient shards of all units, one after the other, after one batch, two and three."""
+    """Return this rank's gradient shards of all units, one after the other, after one, two and three batches."""
     found = {}
     for count, batch in enumerate(BATCHES[:3], 1):
         loss_of(model, batch).backward()
@@ -378,9 +377,9 @@ def shard_gradients(model: FullyShardedDataParallel) -> dict[int, Tensor]:
 # ### Measured: the same gradients
 #
 # This test compares the gradients from your functions, from minifsdp's HYBRID_SHARD, from torch's HYBRID_SHARD, and
-# from one process with all rows. It does so after one batch, and after three accumulated batches, each with a
-# reduction. The mean of two means of two values takes only additions and halvings, so your result and minifsdp's are
-# equal bit for bit.
+# from a single process with all rows. It does so after one batch, and after three accumulated batches, each with a
+# reduction. The mean of two means of two values takes only additions and halvings, so your result and that of minifsdp
+# are equal bit for bit.
 
 
 # %%
@@ -396,7 +395,7 @@ def torchs() -> Any:
 
 
 def compare() -> dict[str, dict[int, Tensor]]:
-    """By kind, this rank's gradient shards by the number of batches."""
+    """Return, by kind, this rank's gradient shards by the number of batches."""
     makers = {
         "yours": lambda: fsdp_of(PER_HOST, YourHybridUnit),
         "minifsdp": lambda: fsdp_of(PER_HOST),
@@ -406,7 +405,7 @@ def compare() -> dict[str, dict[int, Tensor]]:
 
 
 def alone() -> dict[int, list[Tensor]]:
-    """The gradients of one process, by unit, flat, by the number of batches."""
+    """Return the gradients of a single process, by unit, flat, by the number of batches."""
     model = SETTINGS.model().to(rank_device())
     blocks = [list(block.parameters()) for block in model.blocks]
     inside = {p for block in blocks for p in block}
@@ -419,7 +418,7 @@ def alone() -> dict[int, list[Tensor]]:
 
 
 def my_shards(units: list[Tensor], factor: int, place: int) -> Tensor:
-    """The shards of the rank at `place` in a sharding group."""
+    """Return the shards of the rank at `place` in a sharding group."""
     padded = [torch.nn.functional.pad(unit, (0, -unit.numel() % factor)) for unit in units]
     return torch.cat([unit.chunk(factor)[place] for unit in padded])
 
@@ -486,7 +485,7 @@ class NeverAcross(YourHybridUnit):
 
 
 def broken() -> dict[str, Any]:
-    """Gradients of three micro-batches; parameters with and without the second stage."""
+    """Return the gradients of three micro-batches, and the parameters with and without the second stage."""
     kinds_of = {"a sum of what is divided": SumFirst, "a mean": MeanFirst}
     found: dict[str, Any] = {name: shard_gradients(fsdp_of(PER_HOST, unit))[3] for name, unit in kinds_of.items()}
     for name, unit in (("never", NeverAcross), ("yours", YourHybridUnit)):
@@ -514,7 +513,7 @@ assert torch.allclose(weights, torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64
 # With one micro-batch, the result is correct; with three, the first is counted 4 times and the second twice. If the
 # reduction is a *mean*, the result is correct, because the mean of equal numbers is that number. But this order costs
 # more: the all-reduce sends `.grad`, which is in float32 even if the mean is in bf16 (mixed precision). With CPU
-# offload, it sends from the host's memory.
+# offload, the all-reduce sends from host memory.
 #
 # ### Break it: forget the second stage
 #
@@ -526,20 +525,20 @@ for name, what in (("never", "without the second stage"), ("yours", "yours")):
     print(f"{what}: the hosts' parameters are {'the same' if apart == 0 else 'different'} after 3 steps")
 
 # %% [markdown]
-# There are now as many models as hosts, and a checkpoint saves only the first. Only a comparison of replicas reveals
-# the mistake. From time to time, compute a checksum of the shards, and all-reduce its minimum and its maximum over the
-# replica group. The two must be equal.
+# There are now as many models as hosts, and a checkpoint saves only the first of them. Only a comparison of replicas
+# reveals the mistake. From time to time, compute a checksum of the shards, and all-reduce its minimum and its maximum
+# over the replica group. The two must be equal.
 #
 # Replicas that **start** with different seeds or buffers drift apart in the same way. With `sync_module_states`, torch
-# broadcasts across hosts first and then inside each host (`torch/distributed/fsdp/_init_utils.py`). Either order ends
-# with rank 0's values everywhere. If the broadcast across hosts comes first, every host's first rank already has these
-# values when the second broadcast begins. If the broadcast inside hosts comes first, the other hosts receive values of
-# their own, and the second broadcast overwrites them.
+# broadcasts across hosts first and then inside each host (`torch/distributed/fsdp/_init_utils.py`). With either order,
+# all ranks end up with the values of rank 0. If the broadcast across hosts comes first, the first rank of every host
+# already has these values when the second broadcast begins. If the broadcast inside hosts comes first, each other host
+# first distributes values of its own, and the second broadcast overwrites them.
 #
-# All **N** ranks are data-parallel, not only one per host: a sampler's `num_replicas` must be the world size, because
-# otherwise the ranks of a host read the same rows.
+# All **N** ranks are data-parallel, not only one per host: the `num_replicas` of a sampler must be the world size,
+# because otherwise the ranks of a host read the same rows.
 #
-# ## 11.5 The traffic out of a host
+# ## 11.5 The traffic that leaves a host
 #
 # *10 minutes, medium*
 #
@@ -547,17 +546,17 @@ for name, what in (("never", "without the second stage"), ("yours", "yours")):
 # In a gather or reduce-scatter of n bytes over k ranks, each rank sends (k - 1) / k · n bytes; in an all-reduce, it
 # sends twice as many.
 #
-# - In the sharding group, per step: each unit is gathered twice, except the root, which stays
-#   whole from forward to backward and is gathered once; each gradient is reduce-scattered once.
-# - To the replicas, per step: an all-reduce of every unit's mean, in a buffer of 1/F of the unit.
+# - In the sharding group, per step: each unit is gathered twice, except the root, which stays unsharded between the
+#   forward and the backward pass and is gathered once; each gradient is reduce-scattered once.
+# - To the replicas, per step: an all-reduce of the mean of every unit, in a buffer of 1/F of the unit.
 #
-# The traffic out of a *host* is a different number. A ring in rank order enters a host once and leaves it once, however
-# many of its ranks are on that host. So it carries the bytes of **one** rank out of the host. But several rings may run
-# at once, because each replica group has its own. (NCCL splits a collective into several rings over a host's network
-# cards, each with a part of the bytes. The sum of these parts is the same.)
+# The traffic that leaves a *host* is a different number. A ring in rank order enters a host once and leaves it once,
+# however many of its ranks are on that host. So it carries the bytes of **one** rank out of the host. But several rings
+# may run at the same time, because each replica group has its own. (NCCL splits a collective into several rings over
+# the network cards of a host, each of which carries a fraction of the bytes. Their sum is the same.)
 #
-# Predict, for this lab's model on 2 hosts of 2 ranks: how many times as many bytes does full sharding (F = 4) send out
-# of a host as hybrid sharding (F = 2)? Ignore the exception for the root.
+# Predict, for this lab's model on 2 hosts of 2 ranks: by what factor does full sharding (F = 4) send more bytes out of
+# a host than hybrid sharding (F = 2)? Ignore the exception for the root.
 
 # %%
 predict("11.5", ..., "bytes that leave a host, full sharding over hybrid, 2 hosts of 2")
@@ -566,7 +565,7 @@ predict("11.5", ..., "bytes that leave a host, full sharding over hybrid, 2 host
 # %% tags=["exercise-11.5"]
 @exercise("11.5")
 def traffic(units: Sequence[int], ranks: int, per_host: int, factor: int) -> Traffic:
-    """Return the bytes sent in a step of FULL_SHARD in groups of `factor` ranks, replicated over the rest.
+    """Return the bytes sent in a step of FULL_SHARD in groups of `factor` ranks, replicated across groups.
 
     Args:
         units: bytes of each unit, padded, the root first.
@@ -585,9 +584,9 @@ def traffic(units: Sequence[int], ranks: int, per_host: int, factor: int) -> Tra
 # %% [markdown]
 # ### Measured: F = 1, 2 and 4
 #
-# The next cells measure the second step for each F, with the ledger and the log of the collectives. A call's `wire` is
-# the number of bytes that its rank sends in the ring algorithm. These bytes are attributed to the rank's sharding group
-# or to its replica group; they leave the host if the next rank in the ring is on the other host.
+# The next cells measure the second step for each F, with the ledger and the log of the collectives. The `wire` of a
+# call is the number of bytes that its rank sends in the ring algorithm. These bytes are attributed to the rank's
+# sharding group or to its replica group; they leave the host if the next rank in the ring is on the other host.
 
 
 # %%
@@ -610,7 +609,7 @@ def measure_memory() -> dict[int, dict[str, Any]]:
 
 
 def measure_one(factor: int) -> dict[str, Any]:
-    """Bytes held and sent by this rank in its second step."""
+    """Return the bytes held and sent by this rank in its second step."""
     with Ledger() as ledger:
         trainer = trainer_of(factor, schedule=SyncSchedule)
         ledger.watch(trainer.model, trainer.optimizer)
@@ -669,17 +668,18 @@ print(f"out of a host full sharding sends {out[2] / out[1]:.4f} times what hybri
 # much as under full sharding.
 #
 # Compare the last row per rank and per host. **Per rank**, hybrid sharding sends 2 (R - 1) / R · M / F to other hosts.
-# This is roughly 1/F of a DDP rank's traffic, and with F = 8 it looks like a twelfth of full sharding. Section 3.2.2 of
-# the FSDP paper argues this way, per GPU. (Its volume for W ranks on hosts of G ranks, 2 M (W - 1) / (G W), is an upper
-# estimate: the replica group of a rank has W / G members, which gives 2 M (W - G) / (G W), the formula above with F =
-# G. The paper's F = W / G cannot keep a sharding group inside a host if F is the number of ranks in the group: that
-# requires F = G.) But a host's ranks send at the same time, and share the host's network cards. **Per host**, there are
-# F rings with 1/F of the bytes each. Together they send 2 (R - 1) / R · M, about as much as DDP's one ring. Full
-# sharding sends 3 M, which is 1.5 times as much if there are many hosts. Hybrid sharding therefore saves a third of the
-# bytes on the network.
+# This is roughly 1/F of the traffic of a DDP rank, and with F = 8 it looks like a twelfth of full sharding. Section
+# 3.2.2 of the FSDP paper argues this way, per GPU. (Its volume for W ranks on hosts of G ranks, 2 M (W - 1) / (G W), is
+# an upper estimate: the replica group of a rank has W / G members, which gives 2 M (W - G) / (G W), the formula above
+# with F = G. The paper's F = W / G cannot keep a sharding group inside a host if F is the number of ranks in the group:
+# that requires F = G.) But the ranks of a host send at the same time, and share the network cards of the host. **Per
+# host**, there are F rings with 1/F of the bytes each. Together they send 2 (R - 1) / R · M, about as much as the
+# single ring of DDP. Full sharding sends 3 M, which is 1.5 times as much if there are many hosts. Hybrid sharding
+# therefore saves a third of the bytes on the network.
 #
 # It also matters *which* bytes remain: the computation waits for every gather, but it waits for an all-reduce only at
-# the end of backward. And rings over R hosts have fewer steps, and so less latency, than rings over all N ranks.
+# the end of the backward pass. And rings over R hosts have fewer steps, and so less latency, than rings over all N
+# ranks.
 
 # %%
 peaks = {f"F = {factor}": usage[0][factor]["held"] for factor in (1, 2, 4)}
@@ -699,10 +699,10 @@ plots.stages(
 # %% [markdown]
 # ### Measured: a step on two kinds of link
 #
-# `HostLinks` emulates two links: a fast one between ranks of a host (1 GB/s, 50 µs), and a slow one shared by a host's
-# ranks (16 MB/s, 2 ms). A message takes at least the time that its link needs for it. Steps of F = 1, 2 and 4 take
-# turns, and the output gives the median. Next to the median is the longer of the two times that the links need for the
-# bytes from your `traffic`, without latency, as if the links never waited for each other.
+# `HostLinks` emulates two links: a fast one between the ranks of a host (1 GB/s, 50 µs), and a slow one shared by the
+# ranks of a host (16 MB/s, 2 ms). A message takes at least the time that its link needs for it. Steps with F = 1, 2 and
+# 4 take turns, and the output shows the median. Next to the median is the longer of the two times that the links need
+# for the bytes from your `traffic`, without latency, as if the links never waited for each other.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -710,7 +710,7 @@ INSIDE, ACROSS = (50e-6, 1e9), (2e-3, 16e6)  # seconds, bytes per second
 
 
 def time_and_trace(folder: Path) -> dict[int, list[float]]:
-    """Seconds of interleaved steps by sharding factor; rank 0's trace of one more."""
+    """Return the seconds of interleaved steps by sharding factor, and rank 0's trace of one more step."""
     let_communication_go_first()
     where = rank_device()
     with HostLinks(EmulatedLink(*INSIDE), EmulatedLink(*ACROSS), PER_HOST) as links:
@@ -761,9 +761,10 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Full sharding waits for the slow link before every unit, in forward and again in backward. In hybrid sharding, forward
-# does not use the slow link. But with so little compute, a hybrid step takes as long as its six all-reduces, and most
-# of it is spent waiting for them at the end of backward. With more rows per rank, backward would hide them.
+# Full sharding waits for the slow link before every unit, in the forward and again in the backward pass. In hybrid
+# sharding, the forward pass does not use the slow link. But with so little compute, a hybrid step takes as long as its
+# six all-reduces, and most of it is spent waiting for them at the end of the backward pass. With more rows per rank,
+# the backward pass would hide them.
 #
 # ## 11.6 Choose
 #
@@ -771,10 +772,10 @@ plots.timeline(
 #
 # The largest factor needs the least memory. A *rank* sends the least with the smallest factor; a *host* sends the least
 # if F is the number of its ranks. So choose the fastest of the factors that fit in memory. If none fits, there are two
-# possible reasons. The *shards* may be too large: then more ranks help. Or the part that sharding cannot reduce (the
-# units that are whole while they are being computed, and the activations) may be too large on its own. Then no number
-# of ranks helps, and the layers must be split by tensor or pipeline parallelism. If the activations are too large,
-# recomputation helps.
+# possible reasons. The *shards* may be too large; then more ranks help. Or the memory that sharding cannot reduce (the
+# units that are unsharded while they are being computed, and the activations) may be too large on its own. Then no
+# number of ranks helps, and the layers must be split by tensor or pipeline parallelism. If the activations are too
+# large, recomputation helps.
 
 
 # %% tags=["exercise-11.6"]
@@ -796,10 +797,10 @@ def choose(
         rest: the limit of `memory` as the factor grows.
 
     Returns:
-        The fastest of the factors that fit; of equally fast ones, the smallest, because it sends the fewest messages.
-        Its name is "data parallelism" for factor 1, "full sharding" for the largest of all `factors`, and "hybrid
-        sharding" for any other. If none fits, return ("more ranks", None) if `rest` is less than `capacity`, and
-        ("split layers", None) otherwise.
+        The fastest of the factors that fit; among equally fast factors, the smallest, because it sends the fewest
+        messages. The name is "data parallelism" for factor 1, "full sharding" for the largest of all `factors`, and
+        "hybrid sharding" for any other. If none fits, return ("more ranks", None) if `rest` is less than `capacity`,
+        and ("split layers", None) otherwise.
     """
     ...
 
@@ -809,19 +810,19 @@ def choose(
 #
 # Everything in the cost model is an assumption that you can change:
 #
-# - Memory: 16 bytes of model state per parameter (lab 00), divided by F. If F > 1, two units and the root (lab 08's
-#   limit of 2) are also whole in bf16, and so are the gradients of one unit and of the root. With recomputation, the
-#   activations of a row take 2 bytes times context · width for each layer, and another 40 bytes times context · width
-#   for the layer being recomputed.
+# - Memory: 16 bytes of model state per parameter (lab 00), divided by F. If F > 1, two units (the limit from lab 08)
+#   and the root are also held unsharded in bf16, as are the gradients of one unit and of the root. With recomputation,
+#   the activations of a row take 2 bytes times context · width for each layer, and another 40 bytes times context ·
+#   width for the layer being recomputed.
 # - Compute: 8 operations per parameter and token (2 forward, 4 backward, 2 for recomputation), at 40 % of peak.
-# - Links: your `traffic` in bf16. Bytes out of a host take time on the host's network; bytes sent by a rank take time
-#   on the links inside. A ring over several hosts runs at the pace of its slower link. Each message takes another 50
-#   µs.
+# - Links: your `traffic` in bf16. Bytes that leave a host take time on the network of the host; bytes sent by a rank
+#   take time on the links inside the host. A ring over several hosts runs at the pace of its slower link. Each message
+#   takes another 50 µs.
 # - Overlap is perfect: a step takes as long as the busiest of the device, the links inside, and
 #   the network.
-# - Three things are left out: bf16 copies of parameters and gradients with F = 1, which favours F = 1 in close cases;
-#   the logits, which take 4 bytes times 50,000 for each token unless the loss is computed in slices; and attention's
-#   operations, which grow with the context.
+# - Three quantities are left out: bf16 copies of parameters and gradients with F = 1, which favours F = 1 in close
+#   cases; the logits, which take 4 bytes times 50,000 for each token unless the loss is computed in slices; and the
+#   operations of attention, which grow with the context.
 #
 # An A100 host has 8 GPUs of 80 GB, each with 312 TFLOP/s in bf16 and NVLink with 300 GB/s in each direction (data
 # sheet). We assume 8 network cards of 100 Gb/s each, which is 100 GB/s per host. "Ethernet" is the same host with a
@@ -831,7 +832,7 @@ def choose(
 
 # %%
 class Cluster(NamedTuple):
-    """Hosts; per host GPUs and network bytes/s; per GPU memory, operations/s, bytes/s."""
+    """Number of hosts; per host, GPUs and network bytes/s; per GPU, memory, operations/s and bytes/s."""
 
     hosts: int
     per_host: int
@@ -846,13 +847,13 @@ class Cluster(NamedTuple):
 
     @property
     def factors(self) -> list[int]:
-        """Divisors and multiples of a host's number of ranks."""
+        """Return the divisors and multiples of the number of ranks on a host."""
         inside = [f for f in range(1, self.per_host + 1) if self.per_host % f == 0]
         return inside + [self.per_host * k for k in range(2, self.hosts + 1) if self.hosts % k == 0]
 
 
 class Job(NamedTuple):
-    """A transformer: layers, width, rows of a rank, context. The root has the embedding, 50,000 · width."""
+    """A transformer: layers, width, rows per rank, context. The root has the embedding, 50,000 · width."""
 
     layers: int
     width: int
@@ -861,7 +862,7 @@ class Job(NamedTuple):
 
     @property
     def units(self) -> list[int]:
-        """Elements of each unit."""
+        """Return the elements of each unit."""
         return [50_000 * self.width, *[12 * self.width**2] * self.layers]
 
     @property
@@ -870,7 +871,7 @@ class Job(NamedTuple):
 
     @property
     def gathered(self) -> float:
-        """Whole bytes in bf16: two units and the root; gradients of one unit and the root."""
+        """Return the unsharded bytes in bf16: two units and the root; gradients of one unit and the root."""
         root, block = self.units[:2]
         return 2 * (2 * block + root) + 2 * (block + root)
 
@@ -879,14 +880,14 @@ class Job(NamedTuple):
         return self.rows * self.context * self.width * (2 * self.layers + 40)
 
     def memory(self, factor: int) -> float:
-        """Bytes of a rank at its peak."""
+        """Return the bytes of a rank at its peak."""
         return 16 * self.parameters / factor + self.activations + (self.gathered if factor > 1 else 0)
 
 
 def lanes_of(job: Job, cluster: Cluster, factor: int) -> dict[str, float]:
-    """Seconds that a step keeps the device, the links inside a host and its network busy."""
+    """Return the seconds for which a step keeps the device, the links inside a host and its network busy."""
     sent = traffic([2 * unit for unit in job.units], cluster.ranks, cluster.per_host, factor)
-    rings = min(factor, cluster.per_host)  # of replicas, on a host
+    rings = min(factor, cluster.per_host)  # the rings of replicas on a host
     crossing = cluster.ranks > cluster.per_host
     inside = network = 0.0
     if factor > 1:
@@ -896,9 +897,9 @@ def lanes_of(job: Job, cluster: Cluster, factor: int) -> dict[str, float]:
         pace = min(cluster.inside, cluster.network / rings) if crossing else cluster.inside
         network += sent.replicas / pace + 50e-6 * len(job.units)
     if factor > cluster.per_host:
-        network += inside  # the same rings
+        network += inside  # the same rings use the network
     elif factor < cluster.per_host or not crossing:
-        inside += network  # they pass several ranks of a host
+        inside += network  # the rings pass several ranks of a host
     compute = 8 * job.parameters * job.rows * job.context / (0.4 * cluster.flops)
     return {"device": compute, "inside": inside, "network": network}
 
@@ -918,8 +919,8 @@ def decide(job: Job, cluster: Cluster) -> Choice:
 
 
 # %% [markdown]
-# Predict: a model has 30 billion parameters, 16 bytes each, on hosts of 8 GPUs. What is the
-# smallest F that divides 8 (8 included) and brings its state below 80 GB per GPU?
+# Predict: a model has 30 billion parameters, 16 bytes each, on hosts of 8 GPUs. What is the smallest F that divides 8
+# (8 included) and brings the model state below 80 GB per GPU?
 
 # %%
 predict("11.6", ..., "smallest of 1, 2, 4, 8 over which 30 billion parameters' state fits in 80 GB")
@@ -957,17 +958,18 @@ assert decisions["175 billion"][0] == Choice("full sharding", 64), "too large fo
 assert decisions["layers of 20 billion"][2] == Choice("split layers", None), "more ranks do not help"
 
 # %% [markdown]
-# Read the first column from the top: **data parallelism** while the model fits, **hybrid** when it
-# is too large for one device but not for a few, **full sharding** when it needs all ranks, and
-# **splitting layers** (tensor or pipeline parallelism) when the unsharded part is too large. This
-# is the usual advice, and the table shows its exceptions:
+# Read the first column from the top: **data parallelism** while the model fits, **hybrid** when it is too large for one
+# device but not for a few, **full sharding** when it needs all ranks, and **splitting layers** (tensor or pipeline
+# parallelism) when the memory that cannot be sharded is too large. This is the usual advice, and the table shows its
+# exceptions:
 #
-# - A sharding group need not be one host. On the fast network, 7 billion parameters need only F = 2, and 70 billion
-#   take F = 16, that is, groups of two hosts, with gathers across hosts. Such groups send *more* out of a host than
-#   full sharding does (15/16 of 3 M, plus the all-reduces), so on the slow network the model chooses full sharding.
+# - A sharding group does not have to be one host. On the fast network, 7 billion parameters need only F = 2, and 70
+#   billion need F = 16, that is, groups of two hosts, with gathers across hosts. Such groups send *more* out of a host
+#   than full sharding does (15/16 of 3 M, plus the all-reduces), so on the slow network the model chooses full
+#   sharding.
 # - On a slow network, the model chooses F = 8 although F = 1 or 2 would fit. Rings over 8 ranks, one per host, send 7/8
-#   of the data, whereas rings over all 64 ranks send 63/64. So a ninth less leaves each host. (Libraries that run an
-#   all-reduce in two stages have the same gain for data parallelism.)
+#   of the data, whereas rings over all 64 ranks send 63/64. So the traffic that leaves each host is a ninth smaller.
+#   (Libraries that run an all-reduce in two stages have the same gain for data parallelism.)
 #
 # ### "Hybrid sharding is always faster"
 #
@@ -989,15 +991,14 @@ assert step_seconds(small, pcie, 1) < step_seconds(small, pcie, 4), "gathers cos
 assert step_seconds(large, a100, 8) == step_seconds(large, a100, 64), "where the device is busiest, links do not matter"
 
 # %% [markdown]
-# If the links *inside* a host are the slow ones, two gathers and a reduce-scatter inside cost more
-# than one all-reduce over everything, so data parallelism is faster if it fits. If the device is
-# the busiest, all factors are equally fast, and the larger ones need less memory, which allows a
-# larger batch (lab 05).
+# If the links *inside* a host are the slow ones, two gathers and a reduce-scatter inside the host cost more than one
+# all-reduce over all ranks, so data parallelism is faster if it fits. If the device is the bottleneck, all factors are
+# equally fast, and the larger ones need less memory, which allows a larger batch (lab 05).
 #
-# ### "If tensor parallelism stays in a node, data parallelism need not cross nodes"
+# ### "If tensor parallelism stays within a node, data parallelism need not cross nodes"
 #
-# With tensor parallelism, the ranks of a host hold different parts of each layer. Gradients are averaged over the ranks
-# with the *same* parameters. The groups are those of 11.1, with F = 8 for the tensor axis:
+# With tensor parallelism, the ranks of a host hold different shards of each layer. Gradients are averaged over the
+# ranks with the *same* parameters. The groups are those of 11.1, with F = 8 for the tensor axis:
 
 # %%
 tensor, data_parallel = plan_groups(64, 8)
@@ -1016,11 +1017,11 @@ assert crossing == len(data_parallel)
 # together fit into one node, and either there is only one node or only a third axis (pipeline parallelism) crosses
 # nodes.
 #
-# ### Splitting has a limit
+# ### Adding hosts has a limit
 #
 # The next plot distributes seven billion parameters and 512 rows per step over more and more hosts of 8 GPUs on
-# Ethernet. With every doubling, a rank's work halves, but its traffic does not. (The plot shows only seconds, and does
-# not check whether a rank has room for 64 rows when there is only one host.)
+# Ethernet. With every doubling, the work of a rank halves, but its traffic does not. (The plot shows only the time, and
+# does not check whether a rank has enough memory for 64 rows when there is only one host.)
 
 # %%
 job, hosts = JOBS["7 billion"], [1, 2, 4, 8, 16, 32, 64]
@@ -1056,26 +1057,26 @@ plots.lines(
 # %% [markdown]
 # ## What is still missing
 #
-# The model overlaps everything and runs every ring at the data sheet's pace. It leaves out the
-# latency of long rings, congestion and stragglers. These all grow with the number of ranks and
-# favour smaller groups. Nothing here was measured on a GPU. Also, F is chosen once for the whole
-# model, but a policy may choose it per module (`minifsdp/fsdp/torch_api/groups.py` passes groups
-# down).
+# The model overlaps everything and runs every ring at the speed given in the data sheet. It leaves out the latency of
+# long rings, congestion and stragglers. These all grow with the number of ranks and favour smaller groups. Nothing here
+# was measured on a GPU. Also, F is chosen once for the entire model, but a policy may choose it per module
+# (`minifsdp/fsdp/torch_api/groups.py` passes groups down).
 #
 # Gradients are clipped by their norm over *one* sharding group, not over the world: replicas hold
 # the same shards, and would be counted R times (`minifsdp/clip_grad.py`). A checkpoint also needs
 # only one replica.
 #
-# There are other hybrids. In this lab, the optimizer's 12 of 16 bytes are held R times. ZeRO++ ([arXiv
+# There are other hybrids. In this lab, the optimizer state (12 of the 16 bytes) is held R times. ZeRO++ ([arXiv
 # 2306.10209](https://arxiv.org/abs/2306.10209), hpZ) shards them over all ranks and keeps a copy of the weights inside
-# each host, for the gathers in backward. torch's `_HYBRID_SHARD_ZERO2` is lab 05's SHARD_GRAD_OP inside the groups.
+# each host, for the gathers in the backward pass. torch's `_HYBRID_SHARD_ZERO2` uses SHARD_GRAD_OP (lab 05) inside the
+# groups.
 #
 # ## What to remember
 #
 # 1. A sharding group consists of neighbouring ranks; a replica group consists of the ranks at the same position in each
-#    sharding group. Every rank makes every group.
-# 2. Reduce-scatter inside the sharding group, all-reduce 1/F across the replicas, then accumulate. Only code that reads
-#    gradients waits for the second stage.
+#    sharding group. Every rank creates every group.
+# 2. Gradients are reduce-scattered inside the sharding group, all-reduced (1/F of them) across the replicas, and then
+#    accumulated. Only code that reads gradients waits for the second stage.
 # 3. Memory depends on F, not on N. F = 1 is data parallelism, and F = N is full sharding. Replicas must start equal.
 # 4. A rank sends 1/F of the gradients to other hosts; a host sends all of them. The gathers stay
 #    inside.
@@ -1088,16 +1089,16 @@ plots.lines(
 #
 # <details><summary>Answer</summary>
 #
-# None: its replica on the other host has the same shard. But the process groups are broken, and the job restarts from a
-# checkpoint, unless something rebuilds them.
+# None are lost: the replica on the other host has the same shard. But the process groups are broken, and the job
+# restarts from a checkpoint, unless something rebuilds them.
 # </details>
 #
 # **2. Why do the sharding groups, and not the replica groups, consist of consecutive ranks?**
 #
 # <details><summary>Answer</summary>
 #
-# The sharding group has more traffic, 3 M against 2 M / F, including the urgent part, the gathers. Consecutive ranks
-# share a host. With the two kinds swapped, all gathers would cross hosts.
+# The sharding group has more traffic, 3 M compared with 2 M / F, and this includes the urgent traffic, the gathers.
+# Consecutive ranks share a host. With the two kinds of group swapped, all gathers would cross hosts.
 # </details>
 #
 # **3. Under `no_sync`, which of the two stages is left out, and could one be kept?**
@@ -1106,22 +1107,22 @@ plots.lines(
 #
 # Both are left out, and the unsharded gradient [P] is kept. You could instead reduce-scatter every micro-batch inside
 # the host, accumulate a shard [P / F], and all-reduce only the last sum. That saves memory and traffic on the slow
-# link. FSDP2 offers it as `set_requires_all_reduce`.
+# link. FSDP2 offers this as `set_requires_all_reduce`.
 # </details>
 #
-# **4. Which numbers in 11.5's table would change if the two groups were swapped?**
+# **4. Which numbers in the table of 11.5 would change if the two groups were swapped?**
 #
 # <details><summary>Answer</summary>
 #
 # The bytes held would not change here, because 2 x 2 is the same both ways. The bytes that leave the host would change:
-# gathers would leave it, in two rings at once.
+# gathers would leave it, in two rings at the same time.
 # </details>
 #
 # **5. A model fits with F = 4 on hosts of 8. Why might F = 8 be the better choice?**
 #
 # <details><summary>Answer</summary>
 #
-# Each rank holds half as much, which allows a larger batch, and a host sends a little less: (R - 1) / R of 2 M with
+# Each rank holds half as much, which allows a larger batch, and a host sends slightly less: (R - 1) / R of 2 M with
 # half as many replicas. The cost is that each rank sends 7/8 instead of 3/4 of each gather, inside the host.
 # </details>
 #

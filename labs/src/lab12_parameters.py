@@ -10,20 +10,20 @@
 # %% [markdown]
 # # Lab 12: per-parameter FSDP
 #
-# A flat parameter is easy to communicate: it is one buffer, its shards are even, and it needs no copies. But it hides
-# the parameters inside it. An optimizer sees one long vector per unit. A frozen weight gets a gradient because a
+# A flat parameter is easy to communicate: it is a single buffer, its shards are even, and it needs no copies. But it
+# hides the parameters inside it. An optimizer sees one long vector per unit. A frozen weight gets a gradient because a
 # neighbouring weight is trained. A checkpoint needs code that knows the offsets. FSDP2 (`fully_shard` in torch) keeps
-# each parameter under its own name in its own module, and shards it individually. A unit is still gathered in one
-# message, so the pieces have to be *copied* into one buffer and out of it.
+# each parameter under its own name in its own module, and shards it individually. A unit is still gathered with a
+# single all-gather, so the shards have to be *copied* into one buffer and out of it.
 #
-# ![One step of a unit whose parameters stay separate: pieces, a buffer in rank order, whole parameters, packed
-# gradients, pieces again](../slides/figures/scale-life.svg)
+# ![One step of a unit whose parameters stay separate: shards, a buffer in rank order, unsharded parameters, packed
+# gradients, and shards again](../slides/figures/scale-life.svg)
 #
 # *From [lecture 6, Beyond the flat parameter](../slides/scale.md), which comes before this lab.*
 #
 # **Afterwards you can**
 #
-# - state which piece of a parameter each rank holds, even if the rows are few or do not divide evenly;
+# - state which shard of a parameter each rank holds, even if there are few rows or they do not divide evenly;
 # - explain rank order and parameter order, and the copies between them;
 # - free a buffer that another stream is still reading, without `record_stream` and without a limiter;
 # - compute the cost of per-parameter sharding compared with a flat parameter, in bytes, copies and padding;
@@ -33,8 +33,8 @@
 # events).
 #
 # **Time** 60 minutes. **Runs** on a laptop (gloo, 2 and 3 processes), on one GPU, or on a GPU node (NCCL, one rank per
-# GPU). **Memory** less than 40 MiB of tensors per rank. Streams are examined on a GPU that exists only on paper, as in
-# lab 08. Those results are marked "model".
+# GPU). **Memory** less than 40 MiB of tensors per rank. Streams are examined on a simulated GPU, as in lab 08. Those
+# results are marked "model".
 
 # %% tags=["setup"]
 # set-up
@@ -52,7 +52,8 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # ## Flat parameters hide the model's parameters
 #
 # The next cell shards the course's GPT twice: once with flat parameters, and once with `minifsdp.fsdp2.fully_shard`,
-# which you rebuild in this lab. What does an optimizer find, or a rule such as "no weight decay for biases"?
+# which you rebuild in this lab. Which parameters does an optimizer find in each case? And can a rule such as "no weight
+# decay for biases" be applied to them?
 
 # %%
 import statistics
@@ -103,7 +104,7 @@ def flat(model: nn.Module, **kwargs: Any) -> nn.Module:
 
 
 def names() -> dict[str, list[str]]:
-    """The first parameters that an optimizer gets, with their shapes on this rank."""
+    """Return the first parameters that an optimizer gets, with their shapes on this rank."""
     model, other = SETTINGS.model().to(rank_device()), SETTINGS.model().to(rank_device())
     for block in model.blocks:
         fully_shard(block)
@@ -121,20 +122,20 @@ for kind, (*some, number) in launch(names, RANKS)[0].items():
 
 # %% [markdown]
 # With flat parameters, an optimizer finds six vectors; with `fully_shard`, it finds every parameter. Each of these is a
-# *DTensor*, which consists of this rank's piece, the whole shape, and the placement, here `Shard(0)` on a mesh of 2
+# *DTensor*, which consists of this rank's shard, the global shape, and the placements, here `Shard(0)` on a mesh of 2
 # ranks. torch's optimizers, gradient clipping and checkpoints work with DTensors, so none of them needs any code from
 # us.
 #
-# ## 12.1 Cut
+# ## 12.1 Shard a parameter
 #
 # *8 minutes, medium*
 #
-# A flat parameter may be cut anywhere, even inside a row. FSDP2 cuts each parameter along one dimension, dimension 0 by
-# default, as `torch.chunk` does. The first pieces have ceil(length / N) rows, the next piece has the remaining rows,
-# and the ranks after that have **nothing**, that is, a piece with 0 rows. Rows stay together, as block-wise
-# quantization and optimizers that work on matrices require.
+# The shard boundaries of a flat parameter can fall anywhere, even inside a row. FSDP2 splits each parameter along one
+# dimension, dimension 0 by default, as `torch.chunk` does. The first shards have ceil(length / N) rows, the next shard
+# has the remaining rows, and the ranks after that have **nothing**, that is, a shard with 0 rows. Rows stay together,
+# as block-wise quantization and optimizers that work on matrices require.
 #
-# Predict: the weight of a LayerNorm has 105 elements. How many of 64 ranks hold no part of it?
+# Predict: the weight of a LayerNorm has 105 elements. How many of 64 ranks hold no element of it?
 
 # %%
 predict("12.1", ..., "ranks of 64 that hold nothing of a parameter with 105 rows")
@@ -143,16 +144,16 @@ predict("12.1", ..., "ranks of 64 that hold nothing of a parameter with 105 rows
 # %% tags=["exercise-12.1"]
 @exercise("12.1")
 def cut(whole: Tensor, ranks: int, rank: int, dim: int = 0) -> Tensor:
-    """Return a rank's piece of a parameter, as a view.
+    """Return a rank's shard of a parameter, as a view.
 
     Args:
         whole: the parameter, of any shape, unchanged.
         ranks: N.
-        rank: the rank whose piece is returned, from 0 to N - 1.
-        dim: the dimension along which the parameter is cut, from 0 to `whole.ndim` - 1.
+        rank: the rank whose shard is returned, from 0 to N - 1.
+        dim: the dimension along which the parameter is split, from 0 to `whole.ndim` - 1.
 
     Returns:
-        The part that `torch.chunk` would give this rank. On a rank for which `chunk` has no part, it is a view with
+        The chunk that `torch.chunk` would give this rank. On a rank for which there is no chunk, it is a view with
         length 0 along `dim` and the parameter's length along all other dimensions.
 
     Raises:
@@ -171,7 +172,7 @@ for shape, ranks, dim in (([5, 3], 2, 0), ([4], 3, 0), ([4, 6], 2, 1)):
 
 # %% [markdown]
 # If the first dimension is small, some ranks have nothing to store. `shard_placement_fn` may then choose another
-# dimension, which N must divide evenly: padding at the end of *each row* would leave no contiguous view of the
+# dimension, whose length must be divisible by N: padding at the end of *each row* would leave no contiguous view of the
 # parameter.
 #
 # ## 12.2 Copy in
@@ -179,31 +180,31 @@ for shape, ranks, dim in (([5, 3], 2, 0), ([4], 3, 0), ([4, 6], 2, 1)):
 # *5 minutes, easy*
 #
 # A single all-gather serves the whole unit. Its buffer [N · S] has a row of S elements for each rank, and each row has
-# a column for each parameter. On every rank, a column is as wide as the first rank's piece; a shorter piece leaves the
+# a column for each parameter. On every rank, a column is as wide as the first rank's shard; a shorter shard leaves the
 # end of its column unused. The last column, the *gap*, belongs to no parameter (12.6).
 #
 #     w [5, d], b [4] on 2 ranks       gathered [N, S]
 #     rank 0   w 0-2 | b 0-1           w 0-2      | b 0-1 | gap
 #     rank 1   w 3-4 | b 2-3           w 3-4, pad | b 2-3 | gap
 #
-# The gather works in place: the input of rank r is row r of its output. So a rank packs its pieces directly into that
-# row. If the computation is in bf16, the copy also casts.
+# The gather works in place: the input of rank r is row r of its output. So a rank packs its shards directly into that
+# row. If the computation is in bf16, the copy also casts the values.
 
 
 # %% tags=["exercise-12.2"]
 @exercise("12.2")
 def copy_in(gathered: Tensor, pieces: Sequence[Tensor], sizes: Sequence[int], ranks: int, rank: int) -> Tensor:
-    """Pack this rank's pieces into its row of the gather's buffer. Autograd is off.
+    """Pack this rank's shards into its row of the gather buffer. Autograd is off.
 
     Args:
         gathered: the buffer [N * S], uninitialized, in the dtype of the computation.
-        pieces: this rank's piece of each parameter, contiguous and without padding. A piece may be empty, or have a
+        pieces: this rank's shard of each parameter, contiguous and without padding. A shard may be empty, or have a
             different dtype.
         sizes: the widths of the columns, in elements: one for each parameter, then that of the gap. Their sum is S.
         ranks, rank: N, and this rank.
 
     Returns:
-        Row `rank` of the buffer, as a view [S]. Each piece is at the beginning of its column, in row-major order. Other
+        Row `rank` of the buffer, as a view [S]. Each shard is at the beginning of its column, in row-major order. Other
         rows are untouched; the unused places of this row may hold any values.
     """
     ...
@@ -222,11 +223,11 @@ print(*toy.view(2, 12).int().tolist(), sep="\n")
 #
 # *10 minutes, medium*
 #
-# The buffer is now in *rank order*: row r contains rank r's piece of every parameter. A layer needs *parameter order*,
-# in which all pieces of one parameter are together. Each order is the transposition of the other. With a flat
-# parameter, the two orders are the same, because its pieces follow one another, so the parameters are views of the
-# gathered buffer. Here, a copy is inevitable, and so is a second buffer: the gathered buffer and the whole parameters
-# exist at the same time while the copy runs.
+# The buffer is now in *rank order*: row r contains rank r's shard of every parameter. A layer needs *parameter order*,
+# in which all shards of one parameter are together. Each order is the transpose of the other. With a flat parameter,
+# the two orders are the same, because its shards follow one another, so the parameters are views of the gathered
+# buffer. Here, a copy is inevitable, and so is a second buffer: the gathered buffer and the unsharded parameters exist
+# at the same time while the copy runs.
 #
 # Predict: at the peak of a gather, how many bytes of gathered parameters does a rank hold, for each byte of the unit's
 # parameters? (With a flat parameter, the answer is 1.)
@@ -238,13 +239,13 @@ predict("12.3", ..., "buffers as large as the unit that a rank holds during the 
 # %% tags=["exercise-12.3"]
 @exercise("12.3")
 def copy_out(gathered: Tensor, params: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[int], ranks: int) -> None:
-    """Copy the values of whole parameters out of a buffer in rank order, in place. Autograd is off.
+    """Fill the unsharded parameters, in place, from a buffer in rank order. Autograd is off.
 
     Args:
         gathered: the buffer [N * S] after the all-gather, as `copy_in` has packed it on each rank.
-        params: the whole parameters, contiguous, of the buffer's dtype, uninitialized. Modules hold these very tensors,
-            so write into them.
-        dims: the dimension along which each parameter was cut.
+        params: the unsharded parameters, contiguous, of the buffer's dtype, uninitialized. Modules hold these very
+            tensors, so write into them.
+        dims: the dimension along which each parameter was split.
         sizes: the widths of the columns, that of the gap last.
         ranks: N.
     """
@@ -261,16 +262,17 @@ print("copied out: w", whole[0].int().tolist(), "b", whole[1].int().tolist())
 #
 # *8 minutes, medium*
 #
-# Backward leaves one whole gradient per parameter, which autograd allocates wherever it likes. A single reduce-scatter
-# takes all gradients of a unit. Its input is [N, S], and row r contains the part that rank r will keep. So each
-# gradient is chunked, each chunk is padded, and the chunks for one rank are concatenated. This time the unused places
-# must be zero: a sum reads every element, and a communication hook or a check for infinities reads the result.
+# The backward pass leaves one unsharded gradient per parameter, which autograd allocates wherever it likes. A single
+# reduce-scatter handles all gradients of a unit. Its input is [N, S], and row r contains the chunks that rank r will
+# keep. So each gradient is chunked, each chunk is padded, and the chunks for one rank are concatenated. This time the
+# unused places must be zero: a sum reads every element, and a communication hook or a check for infinities reads the
+# result.
 #
-# A frozen parameter gets no column. With flat parameters this is not possible, because their gradient has the shape of
-# the whole unit.
+# A frozen parameter gets no column. With flat parameters this is not possible, because the gradient of a flat parameter
+# is as long as the entire unit.
 #
 # Predict: only the biases of this GPT are trained. A block has 134 thousand elements, of which about 1,200 are in its
-# six biases. How many times as many bytes of gradients do flat units reduce as your units?
+# six biases. By what factor do flat units reduce more bytes of gradients than your units?
 
 # %%
 predict("12.4", ..., "bytes of gradients sent, flat over per-parameter, if only the biases are trained")
@@ -279,14 +281,14 @@ predict("12.4", ..., "bytes of gradients sent, flat over per-parameter, if only 
 # %% tags=["exercise-12.4"]
 @exercise("12.4")
 def chunk_cat(packed: Tensor, gradients: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[int]) -> None:
-    """Pack whole gradients into the input of a reduce-scatter. Autograd is off.
+    """Pack unsharded gradients into the input of a reduce-scatter. Autograd is off.
 
     Args:
         packed: [N, S], uninitialized, in the dtype of the reduction. Afterwards, row r has chunk r of each gradient at
             the beginning of its column, and zeros everywhere else.
         gradients: one for each column except the gap, in the shape of its parameter. They may have a different dtype,
             and are not changed.
-        dims: the dimension along which each gradient is cut.
+        dims: the dimension along which each gradient is split.
         sizes: the widths of the columns, that of the gap last.
     """
     ...
@@ -308,12 +310,12 @@ class YourCut(Cut):
 
 
 class YourGather(Gather):
-    """A gather between your two copies."""
+    """A gather that uses your two copy functions."""
 
     def __init__(self, cuts: Sequence[Cut], group: Any, memories: Any, dtypes: Any, on: torch.device) -> None:
         super().__init__(cuts, group, memories, dtypes, on)
         self.dims = [each.dim for each in cuts]
-        # `.data`: to gather is not to modify what autograd has saved.
+        # `.data`: for autograd, gathering must not count as modifying a saved tensor.
         wholes = zip(cuts, memories, self.rows.sizes, strict=False)
         self.params = [each.whole(memory.data[: group.size() * size]) for each, memory, size in wholes]
 
@@ -339,7 +341,7 @@ class YourGradients(Gradients):
 
     @torch.no_grad()
     def pack(self, trained: list[int], ranks: int, dtype: torch.dtype) -> tuple[Tensor, Rows, list[int]]:
-        if self.held.keys() != set(trained):  # some had no gradient this time
+        if self.held.keys() != set(trained):  # some parameters had no gradient this time
             return super().pack(trained, ranks, dtype)
         cuts = [self.cuts[index] for index in trained]
         rows = self.rows_of(cuts, ranks, [dtype] * len(trained))
@@ -350,7 +352,7 @@ class YourGradients(Gradients):
         return packed, rows, []
 
 
-YOURS: dict[str, Any] = {  # what takes the place of what
+YOURS: dict[str, Any] = {  # the package's names, and what replaces them
     "minifsdp.fsdp2.api.Cut": YourCut,
     "minifsdp.fsdp2.unsharded.Gather": YourGather,
     "minifsdp.fsdp2.unit.Gradients": YourGradients,
@@ -366,14 +368,14 @@ def made_of(parts: dict[str, Any]) -> Iterator[None]:
 
 
 def each_sharded(model: nn.Module, modules: Sequence[nn.Module], parts: dict[str, Any]) -> nn.Module:
-    """Shard these modules and the model around them, by units made of `parts`."""
+    """Shard these modules and the model around them, with units built from `parts`."""
     with made_of(parts):
         for module in modules:
             fully_shard(module)
         fully_shard(model)
         for state in state_of(model).tree():
             if state.unit is not None:
-                state.unit.refresh()  # makes the buffers
+                state.unit.refresh()  # creates the buffers
     return model
 
 
@@ -395,9 +397,9 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 # ### Measured: the same losses
 #
 # The next cell trains in three ways on 2 and on 3 ranks (with flat units, with yours and with the package's), and in
-# one process with all rows. A sum of two numbers does not depend on their order, so on 2 ranks the three ways are equal
-# bit for bit. On 3 ranks, the order depends on the backend: gloo adds in rank order here, and the three ways are equal
-# again; NCCL's order depends on an element's place in the buffer.
+# one process with all rows. A sum of two numbers does not depend on their order, so on 2 ranks the losses of the three
+# ways are equal bit for bit. On 3 ranks, the order depends on the backend: gloo adds in rank order here, and the losses
+# are equal again; with NCCL, the order depends on the position of an element in the buffer.
 
 
 # %%
@@ -431,13 +433,13 @@ for ranks in (2, 3):
 # %% [markdown]
 # ### Measured: the memory that a gather holds
 #
-# The next cell runs a forward without gradients through one block, on 2 ranks. The ledger counts the whole parameters
-# as "unsharded" and the buffer in rank order as "communication".
+# The next cell runs a forward pass without gradients through one block, on 2 ranks. The ledger counts the unsharded
+# parameters as "unsharded" and the buffer in rank order as "communication".
 
 
 # %%
 def one_block(wrap: Callable[[Block], Any]) -> tuple[int, int]:
-    """The most bytes of gathered parameters, and those of one whole buffer."""
+    """Return the peak bytes of gathered parameters, and the bytes of one full buffer."""
     with Ledger() as ledger:
         module = wrap(Block(SETTINGS.width, 7).to(rank_device()))
         ledger.reset_peaks()
@@ -458,14 +460,14 @@ for name, (most, one) in gathers.items():
 assert gathers["flat"][0] == gathers["flat"][1]
 
 # %% [markdown]
-# The second buffer exists only until the copy out has finished. Over a whole step, its cost is small, because memory
-# peaks in backward, when activations and gradients are held.
+# The second buffer exists only until the copy out has finished. Over an entire step, its cost is small, because memory
+# peaks in the backward pass, when activations and gradients are held.
 #
-# ### Measured: flat against per-parameter
+# ### Measured: flat versus per-parameter
 #
 # The next cells measure the second step of each way. Copies are calls of torch's copying operators outside of
 # collectives, and we count the bytes that they write. We expect two gathers and one reduction per unit, with one gather
-# less for the root. We also expect that this rank's pieces are copied into each gather, that all parameters are copied
+# fewer for the root. We also expect that this rank's shards are copied into each gather, that all parameters are copied
 # out of each gather, and that each gradient is copied once.
 
 
@@ -504,7 +506,7 @@ def take_step(model: Any, optimizer: Any, batch: data.Batch, mark: Callable[[str
 
 
 def watched_step(wrap: Callable[[Any], Any]) -> dict[str, Any]:
-    """Bytes held after the second step and at its peak, messages, bytes sent."""
+    """Return the bytes held after the second step and at its peak, the collectives, and the bytes sent."""
     with Ledger() as ledger:
         model = wrap(SETTINGS.model().to(rank_device()))
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -533,7 +535,7 @@ def count_copies(wrap: Callable[[Any], Any]) -> tuple[int, int]:
 
 def compare() -> dict[str, dict[str, Any]]:
     found = {name: {**watched_step(wrap), "copies": count_copies(wrap)} for name, wrap in WAYS.items()}
-    plain = count_copies(lambda model: model)  # the model's own
+    plain = count_copies(lambda model: model)  # the copies that the model itself makes
     return {
         name: {**each, "copies": [a - b for a, b in zip(each["copies"], plain, strict=True)]}
         for name, each in found.items()
@@ -541,7 +543,7 @@ def compare() -> dict[str, dict[str, Any]]:
 
 
 def units_of(model: GPT) -> list[list[torch.Size]]:
-    """Shapes of each unit's parameters, the root's first."""
+    """Return the shapes of each unit's parameters, those of the root first."""
     inside = {p for block in model.blocks for p in block.parameters()}
     blocks = [[p.shape for p in block.parameters()] for block in model.blocks]
     return [[p.shape for p in model.parameters() if p not in inside], *blocks]
@@ -552,7 +554,7 @@ usage = launch(compare, RANKS)[0]
 # %% tags=["C26"]
 SHAPES = units_of(SETTINGS.model())
 rows = [Rows([Cut(shape, 0, RANKS) for shape in unit], RANKS, [torch.float32] * len(unit)) for unit in SHAPES]
-mine = [sum(prod(each.local(0)) for each in row.cuts) for row in rows]  # elements of rank 0's pieces
+mine = [sum(prod(each.local(0)) for each in row.cuts) for row in rows]  # elements of rank 0's shards
 elements = [sum(map(prod, unit)) for unit in SHAPES]
 gathers_of = [1, *[2] * SETTINGS.layers]
 copied = sum(4 * (n * (m + w) + w) for n, m, w in zip(gathers_of, mine, elements, strict=True))
@@ -578,12 +580,13 @@ assert lines_of["bytes sent"][1:] == [sent] * 2
 # %% [markdown]
 # Per-parameter sharding costs a second buffer in each gather, and copies. Flat units copy each gradient once, into the
 # flat gradient; per-parameter units also copy parameters into and out of each gather. The number of *kernels* is the
-# smaller problem: the package's three multi-tensor operators replace hundreds of calls of `copy_` (compare the last two
-# columns). The messages are the same, and the bytes sent differ only by padding.
+# smaller problem: the package's three multi-tensor operators replace hundreds of calls to `copy_` (compare the last two
+# columns). The collectives are the same, and the bytes sent differ only by padding.
 #
-# Here, per-parameter sharding does not cost any peak memory. A flat gradient is as large as its unit from the first
-# parameter's gradient on, and the root's flat gradient is held from the start of backward to the end. Your units hold
-# only the gradients that autograd has computed so far; of the root's, these are at first only the head's.
+# Here, per-parameter sharding does not increase peak memory. A flat gradient is as large as its unit as soon as the
+# first parameter has a gradient, and the root's flat gradient is held from the start of the backward pass to its end.
+# Your units hold only the gradients that autograd has computed so far; for the root, these are at first only the
+# gradients of the head.
 
 # %%
 plots.curve(
@@ -619,8 +622,8 @@ plots.stages(
 # ### Measured: host time
 #
 # How much time does the Python code of a unit take? The next cell times 16 units of eight parameters each, on rank 0 of
-# 2, with collectives that return at once. It prints the CPU time beyond that of the plain module. The numbers are those
-# of this machine.
+# 2, with collectives that return immediately. It prints the additional CPU time compared with the plain module. The
+# numbers apply to this machine.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -640,7 +643,7 @@ def torchs(model: nn.Module) -> nn.Module:
 
 
 def host_seconds(units: int = 16, steps: int = 40) -> dict[str, float]:
-    """Median CPU seconds of a step, by turns."""
+    """Return the median CPU seconds of a step; the ways take turns."""
     torch.set_num_threads(1)
     ways: dict[str, Callable[[Any], Any]] = {
         "plain": lambda model: model,
@@ -665,8 +668,8 @@ for name in list(host)[1:]:
     print(f"{name:20} {(host[name] - host['plain']) / 16 * 1e6:6.0f} µs per unit and step beyond the plain module")
 
 # %% [markdown]
-# More names mean more Python: a unit has as many leaves, hooks and pieces as it has parameters. The host spends this
-# time while it queues work. It matters only if the device computes a unit in less time than that.
+# More parameters mean more Python work: a unit has as many leaves, hooks and shards as it has parameters. The host
+# spends this time while it queues work. It matters only if the device computes a unit in less time than that.
 #
 # ### Measured: frozen parameters without gradient memory
 #
@@ -678,7 +681,7 @@ for name in list(host)[1:]:
 def with_biases_alone() -> dict[str, dict[str, int]]:
     import warnings
 
-    warnings.simplefilter("ignore", UserWarning)  # about just this
+    warnings.simplefilter("ignore", UserWarning)  # it warns of exactly what is measured here
     return {
         name: biases_alone(wrap)
         for name, wrap in (("flat", partial(flat, use_orig_params=True)), ("yours", by_parameter))
@@ -686,7 +689,7 @@ def with_biases_alone() -> dict[str, dict[str, int]]:
 
 
 def biases_alone(wrap: Callable[[Any], Any]) -> dict[str, int]:
-    """Bytes of gradients at the peak and after backward, and sent to reduce them."""
+    """Return the bytes of gradients at the peak and after backward, and the bytes sent to reduce them."""
     model = SETTINGS.model().to(rank_device())
     for name, p in model.named_parameters():
         p.requires_grad_(name.endswith("bias"))
@@ -715,24 +718,24 @@ print(f"all biases' gradients, whole: {4 * (sum(map(sum, biases)) + 105 + 257):,
 assert ratio > 100
 
 # %% [markdown]
-# In a flat unit, a single trainable bias causes the whole unit's gradient to be sent. In your units, frozen parameters
-# are gathered, because the computation needs them, but no gradients are stored or sent for them. LoRA needs no wrapping
-# tricks.
+# In a flat unit, a single trainable bias causes a gradient as long as the entire unit to be sent. In your units, frozen
+# parameters are gathered, because the computation needs them, but no gradients are stored or sent for them. LoRA needs
+# no wrapping tricks.
 #
 # ## 12.5 Hold a buffer without `record_stream`
 #
 # *10 minutes, medium*
 #
-# On a GPU, the gather's stream allocates the buffer, and the *compute* stream reads it last, in the copy out. The
-# caching allocator gives a freed block at once to the next request on the stream that allocated the block. Lab 08's
-# solution is `record_stream`: the allocator holds the block back until an event behind the reader has happened, and it
-# checks for the event only when memory is requested. A host that runs ahead finds the memory still taken, and so needs
-# a limiter.
+# On a GPU, the buffer is allocated on the gather stream, and the *compute* stream reads it last, in the copy out. The
+# caching allocator gives a freed block immediately to the next request on the stream that allocated the block. The
+# solution in lab 08 is `record_stream`: the allocator holds the block back until an event behind the reader has
+# happened, and it checks for the event only when memory is requested. A host that runs ahead finds the memory still
+# taken, and so needs a limiter.
 #
 # FSDP2 does without `record_stream` and without a limiter. It *keeps a reference* to the buffer. Before the stream that
 # owns the buffer allocates the next one, a wait for an event behind the last reader is put into that stream's queue;
 # then the memory is freed. Whatever the owner does with this memory comes later in its own queue, so the block may be
-# reused at once, however far ahead the host is. The host never waits.
+# reused immediately, however far ahead the host is. The host never waits.
 #
 # Predict: at any moment, `active - allocated` is the number of bytes that the program has freed but the allocator must
 # hold back. What is the largest such difference in a step with your pair of functions?
@@ -746,8 +749,8 @@ predict("12.5", ..., "bytes that are freed and held back, at most, with your `ke
 def hold() -> tuple[Callable[[Tensor], None], Callable[[torch.device], None]]:
     """Return two functions that share the kept buffers; another call returns an independent pair.
 
-    `keep(buffer)`: the last reader of `buffer` has just been queued on the current stream; another stream allocated the
-    buffer. Its memory stays.
+    `keep(buffer)`: the last reader of `buffer` has just been queued on the current stream; the buffer was allocated on
+    another stream. Its memory stays.
 
     `give_back(on)`: the current stream of device `on` owns the kept buffers, and is about to allocate. Make this stream
     wait until each buffer kept so far has been read, and free the buffer's memory with
@@ -762,14 +765,14 @@ def hold() -> tuple[Callable[[Tensor], None], Callable[[torch.device], None]]:
 # %% [markdown]
 # ### Modelled: the memory that each way holds
 #
-# Real training steps are recorded, and then replayed on a paper GPU that is slow enough for the host to run far ahead.
-# There is no limiter. The copies are the package's, one kernel each. Gathered buffers and packed gradients are given
-# back in three ways: with your functions, with `record_stream`, and without any wait.
+# Real training steps are recorded, and then replayed on a simulated GPU that is slow enough for the host to run far
+# ahead. There is no limiter. The copies are those of the package, one kernel each. Gathered buffers and packed
+# gradients are given back in three ways: with your functions, with `record_stream`, and without any wait.
 
 
 # %%
 class YourHeld(Held):
-    """Your pair. Where the host computes, a buffer is read when `keep` is called, and need not stay."""
+    """Your pair of functions. On a CPU, a buffer has been read by the time `keep` is called, and need not stay."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -785,7 +788,7 @@ class YourHeld(Held):
         self._give_back(on)
 
     def clear(self) -> None:
-        """No other buffer will be allocated for the time being."""
+        """Called when no other buffer will be allocated for the time being."""
         if self._owner is not None:
             with device.on_stream(self._owner):
                 self._give_back(self._on)
@@ -816,7 +819,7 @@ def record_all() -> dict[str, Any]:
 
 
 def record(keeper: Any, steps: int = 4) -> Any:
-    """This rank's program; by the last step the allocator's cache is as large as it gets."""
+    """Return this rank's program; by the last step, the allocator's cache has reached its full size."""
     batch = next(LARGER.batches())
     with Recorder() as recorder:
         model = by_parameter(LARGER.model(), {}, PrefetchSchedule, keeper)
@@ -867,8 +870,8 @@ plots.timeline(
 
 # %% [markdown]
 # With `record_stream`, 18.7 MiB are held back at one moment: the first figure shows them as freed, waiting for an
-# event. Only the *host* could hold these gathers back, which is what lab 08's limiter does. With your functions, the
-# streams hold gathers back (first row of the second figure), and the host queues the whole step at once.
+# event. Only the *host* could delay these gathers, which is what the limiter of lab 08 does. With your functions, the
+# streams delay the gathers (first row of the second figure), and the host queues the entire step without stopping.
 #
 # The third way, freeing without a wait, needs no more memory and no more time, but it is wrong: a packing kernel gets
 # memory that the link may still be using. On a GPU, no error would be raised; now and then, a loss would be wrong.
@@ -877,7 +880,7 @@ plots.timeline(
 #
 # *5 minutes, easy*
 #
-# Each column is as wide as the largest piece, so a row can have any number of elements, and row r begins at r times
+# Each column is as wide as the largest shard, so a row can have any number of elements, and row r begins at r times
 # that number. If the size of a row is not a multiple of 16 bytes, some rows begin at addresses from which NCCL cannot
 # load 16 bytes at once, and the collective becomes much slower:
 # [pytorch#195450](https://github.com/pytorch/pytorch/issues/195450) reports this for FSDP2's layout, and
@@ -885,7 +888,7 @@ plots.timeline(
 # [nccl-tests#97](https://github.com/NVIDIA/nccl-tests/issues/97) explain it. torch 2.13 does not pad rows; minifsdp
 # adds a gap to each row.
 #
-# Predict: at most how many bytes does the gap in a row of float32 have?
+# Predict: what is the largest number of bytes that the gap in a row of float32 can have?
 
 # %%
 predict("12.6", ..., "bytes of the largest gap in rows of float32")
@@ -897,13 +900,13 @@ def columns_of(shapes: Sequence[Sequence[int]], dims: Sequence[int], ranks: int,
     """Return the number of elements of each parameter in a rank's row, and of the gap after them.
 
     Args:
-        shapes: the shapes of the whole parameters, which have at least one element each.
-        dims: the dimension along which each parameter is cut, as in 12.1.
+        shapes: the shapes of the unsharded parameters, which have at least one element each.
+        dims: the dimension along which each parameter is split, as in 12.1.
         ranks: N.
         itemsize: bytes of an element: 1, 2, 4, 8 or 16.
 
     Returns:
-        For each parameter, the number of elements in the first rank's piece, which is the largest. Then the smallest
+        For each parameter, the number of elements in the first rank's shard, which is the largest. Then the smallest
         number of elements that makes the row a multiple of 16 bytes.
     """
     ...
@@ -911,7 +914,7 @@ def columns_of(shapes: Sequence[Sequence[int]], dims: Sequence[int], ranks: int,
 
 # %%
 class YourRows(Rows):
-    """Rows as wide as you say."""
+    """Rows as wide as your function says."""
 
     def __init__(self, cuts: Sequence[Cut], ranks: int, dtypes: Sequence[torch.dtype]) -> None:
         super().__init__(cuts, ranks, dtypes)
@@ -933,8 +936,8 @@ assert near
 #
 # There are two kinds of padding. Padding of *rows* rounds a parameter's length up to a multiple of N. It grows with N,
 # and costs most if a parameter has few, long rows. The *gap* takes at most 15 bytes for each rank and unit. A flat unit
-# has only its own kind of padding, at most N - 1 elements (lab 04). The table is for this GPT with the sizes of a small
-# real one, in bf16.
+# has only its own kind of padding, at most N - 1 elements (lab 04). The table is for the course's GPT in bf16, with the
+# dimensions of a small real model.
 
 # %% tags=["C26"]
 with torch.device("meta"):
@@ -980,15 +983,15 @@ plots.lines(
 )
 
 # %% [markdown]
-# The benefit of the gap depends on luck. Over 8 or 16 ranks, this model's blocks have aligned shares anyway; only the
-# root does not, because of its odd vocabulary. Over 7, 64 or 256 ranks, hardly any unit has aligned shares, whether
-# flat or per-parameter. (On 64 ranks, a LayerNorm's 768 elements leave 12 for each rank, which is 24 bytes.) The cost
-# is at most 15 bytes per rank and unit.
+# Whether the gap has a benefit depends on luck. On 8 or 16 ranks, the blocks of this model have aligned shards anyway;
+# only the root does not, because its vocabulary size is odd. On 7, 64 or 256 ranks, hardly any unit has aligned shards,
+# whether flat or per-parameter. (On 64 ranks, a LayerNorm's 768 elements leave 12 for each rank, which is 24 bytes.)
+# The cost is at most 15 bytes per rank and unit.
 #
 # ### Measured: names and checkpoints unchanged
 #
 # After three steps on 2 ranks, the next cell makes three checks. It compares the keys of `state_dict()` with those of
-# the plain model. It saves the whole values with `torch.save` and loads them into a plain model. And it saves the
+# the plain model. It saves the full values with `torch.save` and loads them into a plain model. And it saves the
 # sharded state with `torch.distributed.checkpoint` and loads it on 3 ranks into freshly sharded models.
 
 # %%
@@ -1038,29 +1041,29 @@ assert saved["keys"] == keys
 assert all(equal)
 
 # %% [markdown]
-# None of this is FSDP's code. A DTensor knows its whole shape and its placement, and a checkpoint needs nothing else.
-# In lab 10b, by contrast, you wrote this code yourself.
+# None of this is code of FSDP. A DTensor knows its global shape and its placements, and a checkpoint needs nothing
+# else. In lab 10b, by contrast, you wrote this code yourself.
 #
 # ## What is still missing
 #
-# - One unit may mix dtypes. The package gathers such parameters as bytes, wide dtypes first (`minifsdp/fsdp2/cut.py`).
+# - A unit may mix dtypes. The package gathers such parameters as bytes, wide dtypes first (`minifsdp/fsdp2/cut.py`).
 # - A parameter may have no gradient on some rank. The package then fills its column with -0.0, so that a rank can
 #   distinguish "no rank had a gradient" from a gradient of zero (`minifsdp/fsdp2/gradients.py`).
-# - Your functions do not support replicas on a 2-D mesh, gathers in backward inside a smaller group, or float8 gathers
-#   through extensions. These are arguments of `fully_shard`, and the package has all of them.
-# - The results on the paper GPU come from a model, in which copies took negligible time. A report of measured copy
-#   times needs a GPU.
+# - Your functions do not support replicas on a 2-D mesh, re-gathering in the backward pass within a smaller group, or
+#   float8 gathers through extensions. `fully_shard` has arguments for these, and the package supports all of them.
+# - The results for the simulated GPU come from a model in which copies take negligible time. Measuring copy times
+#   requires a real GPU.
 #
 # ## What to remember
 #
-# 1. Each parameter is cut by `torch.chunk` on dimension 0. The last ranks may hold less, or nothing.
+# 1. Each parameter is split along dimension 0 as by `torch.chunk`. The last ranks may hold less, or nothing.
 # 2. Collectives need rank order, and computation needs parameter order. So per-parameter sharding costs a copy in, a
 #    copy out, and a second buffer during the gather.
-# 3. There is still one message per unit and collective. Gradients are packed once all of them are complete; frozen
-#    parameters take no part in this.
+# 3. There is still one collective per gather or reduction of a unit. Gradients are packed once all of them are
+#    complete; frozen parameters take no part in this.
 # 4. Keep a reference to a buffer, make the owner's stream wait, then free the buffer: this needs neither
 #    `record_stream` nor a limiter.
-# 5. Padding comes from keeping rows whole; aligning shares to 16 bytes is nearly free.
+# 5. Padding comes from never splitting a row; aligning shards to 16 bytes is nearly free.
 # 6. Names, checkpoints and optimizers stay unchanged, which is why FSDP2 exists.
 #
 # ## Questions
@@ -1071,7 +1074,7 @@ assert all(equal)
 # <details><summary>Answer</summary>
 #
 # Ranks 0 to 2 hold one row each, and the others hold nothing. The weight's column in the buffer is one row wide on all
-# 8 ranks, so most of the traffic is padding. Cut the weight along dimension 1 with `shard_placement_fn`, so that each
+# 8 ranks, so most of the traffic is padding. Shard the weight along dimension 1 with `shard_placement_fn`, so that each
 # rank holds 512 columns.
 # </details>
 #
@@ -1079,25 +1082,26 @@ assert all(equal)
 #
 # <details><summary>Answer</summary>
 #
-# The unused places of a gathered row are never read, because the copy out skips them. A reduction adds up all places.
-# The sums in unused places are not delivered to any parameter, but hooks and checks for infinities see them, and a
-# single nan there would spoil the result.
+# The unused places of a gathered row are never read, because the copy out skips them. A reduction sums all places. The
+# sums in unused places are not delivered to any parameter, but hooks and checks for infinities see them, and a single
+# NaN there would spoil the result.
 # </details>
 #
 # **3. With `record_stream`, flat parameters need a limiter. Could they be held by reference instead?**
 #
 # <details><summary>Answer</summary>
 #
-# Yes: nothing in 12.5 depends on the layout. The last reader of a flat buffer is the unit's computation, so the stream
-# that owns the buffer waits longer than for a copy out.
+# Yes, they could: nothing in 12.5 depends on the layout. The last reader of a flat buffer is the unit's computation, so
+# the stream that owns the buffer waits longer than for a copy out.
 # </details>
 #
-# **4. For which optimizers would it be wrong to cut between any two elements, as a flat parameter does?**
+# **4. For which optimizers would it be wrong to split a parameter between any two elements, as a flat parameter does?**
 #
 # <details><summary>Answer</summary>
 #
-# For those that work on matrices or rows, such as Muon, Shampoo and Adafactor. Adam works element by element. Even
-# whole rows are not a whole matrix, so optimizers that need whole matrices gather them first.
+# It would be wrong for optimizers that work on matrices or rows, such as Muon, Shampoo and Adafactor. Adam works
+# element by element. Even a shard of unsplit rows is not the complete matrix, so optimizers that need complete matrices
+# gather them first.
 # </details>
 #
 # ## Further reading
@@ -1106,4 +1110,4 @@ assert all(equal)
 #   `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py` (12.5),
 #   `torch/distributed/fsdp/_fully_shard/_fsdp_param.py` (12.1).
 # - minifsdp: `fsdp2/cut.py` (12.1 and 12.6), `fsdp2/gather.py`, `fsdp2/gradients.py`, `fsdp2/held.py`, `fsdp2/unit.py`.
-# - [RFC of per-parameter FSDP](https://github.com/pytorch/pytorch/issues/114299).
+# - [RFC for per-parameter FSDP](https://github.com/pytorch/pytorch/issues/114299).

@@ -16,9 +16,9 @@
 #
 # ![The product of a 2 by 3 and a 3 by 2 matrix, computed in two ways: with the second matrix split by columns, where
 # the results are placed side by side, and split by rows, where the partial sums are
-# added](../slides/figures/scale-product.svg)
+# added](../slides/figures/split-product.svg)
 #
-# *From [lecture 6, Beyond the flat parameter](../slides/scale.md), whose second half comes before this lab.*
+# *From [lecture 7, Tensor parallelism and pipelines](../slides/split.md), whose first half comes before this lab.*
 #
 # **Afterwards you can**
 #

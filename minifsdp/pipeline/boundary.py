@@ -37,6 +37,14 @@ def boundary_of(tensors: Sequence[Tensor]) -> Boundary:
     return tuple(Passed(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
 
 
+def agrees(boundary: Boundary, tensors: Sequence[Tensor]) -> bool:
+    """True if these tensors have the shapes, dtypes and gradients of a boundary."""
+    return len(boundary) == len(tensors) and all(
+        t.shape == shape and t.dtype is dtype and t.requires_grad == needs_grad
+        for (shape, dtype, needs_grad), t in zip(boundary, tensors, strict=True)
+    )
+
+
 def in_words(boundary: Boundary) -> str:
     return ", ".join(map(str, boundary)) or "no tensor"
 

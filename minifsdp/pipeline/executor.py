@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from minifsdp.pipeline.actions import Action
-from minifsdp.pipeline.channels import Channels, received_before, sent_after
+from minifsdp.pipeline.channels import Channels
 from minifsdp.pipeline.data_parallel import reduced_once
 from minifsdp.pipeline.stage import PipelineStage
 from minifsdp.pipeline.tied import TiedWeight, added
@@ -89,7 +89,7 @@ class Executor:
         self.at = action
         for observe in self.observers:
             observe(action)
-        before, after = received_before(action, self.channels.last), sent_after(action, self.channels.last)
+        before, after = self.channels.arrivals.get(action), self.channels.departures.get(action)
         arrived = None if before is None else self.channels.receive(before, batch.trains)
         with self.around(action):
             result = self._compute(action, arrived, batch)

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from minifsdp import comm
 from minifsdp.pipeline.actions import Action, Plan, check_complete, stages_of
 from minifsdp.pipeline.boundary import Boundary, boundary_of
-from minifsdp.pipeline.channels import Channels, check_order
+from minifsdp.pipeline.channels import Channels
 from minifsdp.pipeline.data_parallel import check_wrapped
 from minifsdp.pipeline.executor import Batch, Executor
 from minifsdp.pipeline.failures import Failures
+from minifsdp.pipeline.messages import check_order
 from minifsdp.pipeline.micro_batches import merge_chunks, split_args_kwargs_into_chunks
 from minifsdp.pipeline.simulate import simulate
 from minifsdp.pipeline.stage import PipelineStage

@@ -69,7 +69,7 @@ def test_exercises_say_how_long_they_take_and_a_lab_has_that_time_and_the_time_t
     texts = "\n".join(source_of(cell) for cell in LABS[lab] if cell["cell_type"] == "markdown")
     said = re.findall(r"(?:\*\*Time\*\*|\| time \|) (\d+) minutes", texts)
     assert said == [str(minutes)]
-    assert minutes <= 95 or "two sittings" in texts
+    assert minutes <= 95 or "two sessions" in texts
 
 
 @pytest.mark.parametrize("lab", LABS)
@@ -80,7 +80,7 @@ def test_a_lab_begins_with_a_picture_and_names_its_lecture(lab: str) -> None:
     assert (labs_folder().parent / picture).exists()
     text = (labs_folder().parent / deck).read_text()
     assert f'figure("{picture.split("/")[-1].removesuffix(".svg")}"' in text, "it is one of that lecture's"
-    (labs,) = re.findall(r"^Lecture \d of 6: before labs? (.+)$", text, re.MULTILINE)
+    (labs,) = re.findall(r"^Lecture \d of 7: before labs? (.+)$", text, re.MULTILINE)
     assert lab in re.findall(r"\w+", labs)
 
 

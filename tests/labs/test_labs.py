@@ -59,6 +59,7 @@ CLAIMS = {
     "11": ["C25", "C44"],
     "12": ["C26"],
     "13": ["C13", "C27"],
+    "14": ["C28", "C29", "C32"],
 }
 LABS = sorted({*CLAIMS, *all_labs()})
 REFERENCES = [ref for lab in LABS for ref in lab_references(lab)]
@@ -237,7 +238,7 @@ class TestNotebooks:
         assert shown
         assert any(re.search(r"\bstages\(|\bcurve\(", source_of(cell)) for cell in shown)
         if lab >= "02":
-            assert any(re.search(r"\btimeline\(", source_of(cell)) for cell in shown)
+            assert any(re.search(r"\b(timeline|pipeline)\(", source_of(cell)) for cell in shown)
 
     @pytest.mark.parametrize("lab", LABS)
     def test_every_cell_has_run_in_order_and_none_failed(self, lab: str) -> None:

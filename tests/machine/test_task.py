@@ -80,7 +80,7 @@ def rows(folder: Path) -> list[str]:
     assert table is not None
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(table)
-    return [" ".join(line.split()) for line in console.export_text().splitlines()[3:] if line.strip()]
+    return [" ".join(line.split()) for line in console.export_text().splitlines()[4:] if line.strip()]
 
 
 def test_the_table_has_the_best_of_each_name_and_last_what_does_not_count(
@@ -93,9 +93,9 @@ def test_the_table_has_the_best_of_each_name_and_last_what_does_not_count(
     assert picture.title.endswith(" torch's defaults")
     said = capsys.readouterr().out
     assert all(name in said for name in (TORCH, AHEAD, "no schedule is below"))
-    scores.keep("limited", 0.5, 2**30, None)
-    scores.keep("fast", 0.01, 2**30, "3 hazards")
-    scores.keep("quick", 0.02, 2**30, None)
+    scores.keep(scores.SCHEDULE, "limited", 0.5, 2**30, None)
+    scores.keep(scores.SCHEDULE, "fast", 0.01, 2**30, "3 hazards")
+    scores.keep(scores.SCHEDULE, "quick", 0.02, 2**30, None)
     assert [row.split()[:2] for row in rows(tmp_path)] == [["1", "quick"], ["2", "limited"], ["fast", "10.0"]]
     assert " 2" in rows(tmp_path)[1], "two tries"
 
@@ -110,7 +110,7 @@ def test_a_damaged_table_is_none(tmp_path: Path, text: str) -> None:
 
 def test_entries_are_json_of_plain_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    scores.keep("a", 0.1, 5, None)
+    scores.keep(scores.SCHEDULE, "a", 0.1, 5, None)
     (entry,) = json.loads((tmp_path / ".minifsdp" / "scores" / "schedule.json").read_text())
     assert {key: entry[key] for key in ("name", "seconds", "reserved", "problem")} == {
         "name": "a", "seconds": 0.1, "reserved": 5, "problem": None

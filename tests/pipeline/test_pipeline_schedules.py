@@ -11,7 +11,7 @@ import torch
 from torch.distributed.pipelining import schedules as theirs
 
 from minifsdp.pipeline.actions import Action, Plan, check_complete, parse, read_csv, write_csv
-from minifsdp.pipeline.channels import check_order
+from minifsdp.pipeline.messages import check_order
 from minifsdp.pipeline.schedules.dualpipe_v import dualpipe_v
 from minifsdp.pipeline.schedules.gpipe import gpipe
 from minifsdp.pipeline.schedules.interleaved import interleaved

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from minifsdp.course.ladder.pipeline_rungs import PIPELINE_RUNGS
 from minifsdp.course.ladder.rungs import RUNGS
 from minifsdp.course.ladder.tensor_rungs import TENSOR_RUNGS
 
@@ -53,6 +54,8 @@ def test_a_slide_says_how_far_up_the_ladder_it_is() -> None:
     second = compose.Deck("made-up", "---\nmarp: true\n---\n{{ rung('tp-sp') }}\n", {}, {}).slides[0]
     assert f"second ladder,  rung 3 of {len(TENSOR_RUNGS)}: <b>tp-sp</b>" in second
     assert (second.count('"done"'), second.count('"ahead"')) == (3, len(TENSOR_RUNGS) - 3)
+    third = compose.Deck("made-up", "---\nmarp: true\n---\n{{ rung('1f1b') }}\n", {}, {}).slides[0]
+    assert f"third ladder,  rung 4 of {len(PIPELINE_RUNGS)}: <b>1f1b</b>" in third
 
 
 def test_a_figure_that_is_not_what_its_code_draws_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,7 @@ def show_progress(folder: Folder = HERE) -> None:
 
 @app.command()
 def score(folder: Folder = HERE) -> None:
-    """Show your schedules for the open task of lab 08, the fastest first.
+    """Show your schedules for the open tasks of labs 08 and 14, the fastest first.
 
     Example: minifsdp lab score
     """
@@ -196,10 +196,10 @@ def score(folder: Folder = HERE) -> None:
     with _refusing():
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder: name the folder with your notebooks")
-        table = scores.table(folder)
-    if table is None:
-        print("no schedule has been tried in this folder yet: the task is at the end of lab 08")
-    else:
+        tables = [table for board in scores.BOARDS if (table := scores.table(folder, board)) is not None]
+    if not tables:
+        print("no schedule has been tried in this folder yet: the tasks are at the end of labs 08 and 14")
+    for table in tables:
         new_console().print(table)
 
 

@@ -18,12 +18,12 @@ from minifsdp.course.plots.style import notebook_style, wall_style
 from minifsdp.pipeline.actions import Action
 from minifsdp.pipeline.simulate import Rows, Simulation, bubble_of, length_of
 
-_TONES = {"F": 0.62, "B": 0.0, "I": 0.0, "W": -0.4}
+TONES = {"F": 0.62, "B": 0.0, "I": 0.0, "W": -0.4}
 """Share of white in a micro-batch's colour; negative: of black."""
 
 _NAMES = {"F": "forward", "B": "backward", "I": "backward, input", "W": "backward, weights"}
 _CONVENTION = "bubble: idle share of all ranks' time, over the whole step"
-_LANE, _PANEL = 0.25, 0.46  # inches: a lane, and the title of a panel
+_LANE, _PANEL, _LEGEND = 0.25, 0.46, 0.24  # inches: a lane, the title of a panel, the legend
 _DIGIT = 0.062  # inches
 
 
@@ -98,15 +98,17 @@ def pipeline_figure(
 
 
 def _height(steps: Mapping[str, Rows | Simulation]) -> float:
-    """Inches of all panels."""
-    return sum(_PANEL + _LANE * len(_Lanes.of(step).rows) for step in steps.values())
+    """Inches of the legend and all panels."""
+    return _LEGEND + sum(_PANEL + _LANE * len(_Lanes.of(step).rows) for step in steps.values())
 
 
 def _draw(figure: Figure, steps: Mapping[str, Rows | Simulation], predicted: Mapping[str, float], width: float) -> None:
     panels = {name: _Lanes.of(step) for name, step in steps.items()}
     longest = {each.unit: max(p.length for p in panels.values() if p.unit == each.unit) for each in panels.values()}
     heights = [0.2 + len(each.rows) for each in panels.values()]
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    strip, *axes = figure.subplots(1 + len(panels), 1, height_ratios=[_LEGEND / _LANE, *heights])
+    strip.axis("off")  # below the figure's title, however many lines that has
+    strip.legend(handles=_handles(panels), loc="center left", ncols=6, handlelength=1.2, columnspacing=1.2, borderpad=0)
     for row, (name, each) in zip(axes, panels.items(), strict=True):
         _draw_lanes(row, each, longest[each.unit], 0.88 * width)
         row.set_title(textwrap.fill(f"{name}: {each.words(predicted.get(name))}", 96))
@@ -116,7 +118,6 @@ def _draw(figure: Figure, steps: Mapping[str, Rows | Simulation], predicted: Map
             row.set_xlabel(unit if below else f"{unit}; {_CONVENTION}")
         else:
             row.set_xticklabels([])
-    figure.legend(handles=_handles(panels), loc="outside upper right", ncols=6, handlelength=1.2, columnspacing=1.2)
 
 
 def _draw_lanes(axes: Axes, lanes: _Lanes, longest: float, inches: float) -> None:
@@ -132,7 +133,7 @@ def _draw_lanes(axes: Axes, lanes: _Lanes, longest: float, inches: float) -> Non
             _draw_box(axes, action, rank, left, width, room)
             for line in range(stages.index(action.stage)):
                 at, inset = rank + 0.34 - 0.11 * line, min(0.2, 0.02 / max(room, 1e-9)) * width
-                ink = ink_on(_colour(action))
+                ink = ink_on(colour_of(action))
                 axes.plot([left + inset, left + width - inset], [at, at], color=ink, lw=0.9, solid_capstyle="butt")
     axes.set_yticks(range(len(lanes.rows)), [f"rank {rank}" for rank in range(len(lanes.rows))])
     axes.tick_params(axis="y", length=0)
@@ -141,15 +142,16 @@ def _draw_lanes(axes: Axes, lanes: _Lanes, longest: float, inches: float) -> Non
 
 
 def _draw_box(axes: Axes, action: Action, rank: int, left: float, width: float, room: float) -> None:
-    colour, label = _colour(action), str(action.micro)
+    colour, label = colour_of(action), str(action.micro)
     axes.barh(rank, width, 0.84, left, color=colour, edgecolor="white", linewidth=0.5 if room > 0.03 else 0.0)
     if len(label) * _DIGIT + 0.02 <= room:
         style: Any = {"ha": "center", "va": "center", "fontsize": 7, "color": ink_on(colour)}
         axes.text(left + width / 2, rank - 0.02, label, **style)
 
 
-def _colour(action: Action) -> str:
-    return lighter(MICRO_BATCH_COLOURS[action.micro % len(MICRO_BATCH_COLOURS)], _TONES[action.kind])
+def colour_of(action: Action) -> str:
+    """The colour of an action: its micro-batch's, lighter for a forward, darker for gradients of weights."""
+    return lighter(MICRO_BATCH_COLOURS[action.micro % len(MICRO_BATCH_COLOURS)], TONES[action.kind])
 
 
 def _handles(panels: Mapping[str, _Lanes]) -> list[Any]:
@@ -159,7 +161,7 @@ def _handles(panels: Mapping[str, _Lanes]) -> list[Any]:
     if {"B", "I"} <= kinds:
         del names["I"]
         names["B"] = "backward, whole or input"
-    patches = [Patch(color=lighter(SOFT, _TONES[kind]), label=name) for kind, name in names.items()]
+    patches = [Patch(color=lighter(SOFT, TONES[kind]), label=name) for kind, name in names.items()]
     idle = Patch(facecolor=PALE, edgecolor=lighter(INK, 0.7), linewidth=0.5, label="idle")
     several = any(len({action.stage for action, _, _ in row}) > 1 for each in panels.values() for row in each.rows)
     later = [Line2D([], [], color=INK, lw=0.9, label="2nd stage of a rank")] if several else []

@@ -64,10 +64,11 @@ def _is_sound(kind: Kind, record: Any) -> bool:
 
 
 def _is_score(entry: Any) -> bool:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or "seconds" not in entry:
         return False
-    numbers = all(type(entry.get(key)) in (int, float) and isfinite(entry[key]) for key in ("seconds", "reserved"))
-    return numbers and isinstance(entry.get("problem", 0), str | None)
+    numbers = [value for key, value in entry.items() if key not in ("name", "problem", "when")]
+    finite = all(type(number) in (int, float) and isfinite(number) for number in numbers)
+    return finite and isinstance(entry.get("problem", 0), str | None)
 
 
 @cache

@@ -119,7 +119,8 @@ def bare(source: str) -> str:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
             first = node.body[ast.get_docstring(node) is not None]
-            begin, end = node.lineno - 1, first.lineno - 1
+            decorators = first.decorator_list if isinstance(first, ast.FunctionDef) else []
+            begin, end = node.lineno - 1, min([first.lineno, *(each.lineno for each in decorators)]) - 1
             for arg in ast.walk(node.args):
                 if isinstance(arg, ast.arg):
                     arg.annotation = None

@@ -97,7 +97,7 @@ def draw_caps() -> Figure:
     times, torchs = [1e3 * exposed(cap) for cap in CAPS], CAPS.index(CAP)
     axes.plot(times, "o-", color=GOOD, markersize=9)
     axes.plot(torchs, times[torchs], "o", color=GOOD, markersize=18)
-    says = f"{times[torchs]:.1f} ms at torch's cap,\nas on the last slides"
+    says = f"{times[torchs]:.1f} ms at torch's cap,\nas on the previous slides"
     axes.text(torchs, times[torchs] + 1.6, says, ha="center", color=GOOD, fontweight="bold")
     axes.text(0.25, times[0], f"{len(parameters())} latencies", va="center")
     axes.text(len(CAPS) - 1, times[-1] + 0.5, "no overlap", ha="right")

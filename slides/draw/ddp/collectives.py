@@ -135,7 +135,7 @@ def draw_ring(half: str) -> Figure:
     for chunk in FOUR:
         axes.text(-0.5, -chunk - 0.5, f"chunk {chunk}", ha="right", va="center", color=SOFT)
     axes.text(-0.5, 0.1, "rank", ha="right", color=SOFT)
-    says = "stripes: ranks whose parts are in the sum; framed: sent to the next rank"
+    says = "stripes: ranks whose values are in the sum; framed: sent to the next rank"
     axes.text(9.7, -4.75, says, ha="center", va="center", color=SOFT)
     axes.set(xlim=(-2.3, 19.6), ylim=(-5.1, 1.3))
     axes.axis("off")

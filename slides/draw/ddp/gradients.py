@@ -136,7 +136,7 @@ def draw_extra() -> Figure:
     axes = figure.subplots()
     names = {
         "torch-ddp": ("torch's DDP", "torch"),
-        "torch-ddp-view": ("the same, gradient_\nas_bucket_view", "torch"),
+        "torch-ddp-view": ("with gradient_\nas_bucket_view", "torch"),
         "our-ddp": ("minifsdp: buckets\nfreed after backward", "minifsdp"),
     }
     for place, (name, (_, who)) in enumerate(names.items()):
@@ -146,9 +146,7 @@ def draw_extra() -> Figure:
     axes.set_yticks(range(len(names)), [label for label, _ in names.values()])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.invert_yaxis()
-    axes.set(
-        xlim=(0, 1.12), xticks=(0, 0.5, 1), xlabel="peak of a step above one process's, in multiples of the gradients"
-    )
+    axes.set(xlim=(0, 1.12), xticks=(0, 0.5, 1), xlabel="peak above that of one process, in multiples of the gradients")
     axes.spines["left"].set_visible(False)
     return figure
 
@@ -164,7 +162,7 @@ def draw_longer() -> Figure:
             at = place + 0.46 * number
             axes.bar(at, ratio, 0.36, color=colour)
             axes.text(at, ratio + 1.5, f"{kind.__name__}: {ratio:.3g} ×", ha="center", color=as_text(colour))
-    axes.set(ylim=(0, 72), ylabel="first step with a sum,\nagainst the mean")
+    axes.set(ylim=(0, 72), ylabel="first step with the sum,\nrelative to the mean")
     axes.axhline(1, color=SOFT, linewidth=1.2, linestyle=(0, (4, 3)))
     axes.set_yticks([1, 20, 40, 60], ["1 ×", "20 ×", "40 ×", "60 ×"])
     axes.set_xticks([place + 0.23 for place in range(len(counts))], [f"{ranks} ranks" for ranks in counts])

@@ -24,7 +24,7 @@ from minifsdp.ddp.bucketed import assign_buckets
 gpt2: Callable[[], GPT] = partial(GPT, vocabulary=50257, width=768, layers=12, heads=12, context=1024, tied=True)
 GPUS = 16
 PAPER = replace(A100, issue=A100.launch, segment=(0.0, 0.0))  # the table's issue is FSDP's bookkeeping
-ON_PAPER = f"{PAPER.name} on paper, {GPUS} ranks: modelled, not measured"
+ON_PAPER = f"simulated {PAPER.name}, {GPUS} ranks: modelled, not measured"
 CAP = 25  # MiB of every bucket, on all slides; torch's class closes its first one at 1
 
 

@@ -89,7 +89,7 @@ def draw_busiest() -> Figure:
     axes.minorticks_off()
     axes.set_yticks(range(0, 11, 2))
     axes.set(xlim=(2, 1100), ylim=(0, 10.4), xlabel="ranks N")
-    axes.set_ylabel("the busiest rank sends\n(times the tensor)")
+    axes.set_ylabel("the busiest rank sends\n(multiples of the tensor)")
     return figure
 
 
@@ -108,5 +108,5 @@ def draw_gather() -> Figure:
         axes.tick_params(length=0)
         axes.set(ylim=(0, 2.3), yticks=[])
         axes.spines["left"].set_visible(False)
-    panels[0].set_ylabel("each rank sends\n(times the whole tensor)")
+    panels[0].set_ylabel("each rank sends\n(multiples of the tensor)")
     return figure

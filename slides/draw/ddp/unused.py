@@ -15,7 +15,7 @@ UNUSED = 1, "w2"  # rank, parameter
 FATES = (
     ("reduced", "right"),
     ("rank 0 waits for rank 1,\nwhere it is never full", "wrong"),
-    ("full, but behind\nbucket 1", "wrong"),
+    ("full, but waits\nfor bucket 1", "wrong"),
 )
 
 

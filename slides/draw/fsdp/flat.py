@@ -99,7 +99,7 @@ def draw_storage() -> Figure:
     device.free(flat.full)
     freed = flat.full.untyped_storage().nbytes()
     look: dict[str, Any] = {"arrowstyle": "->", "color": SOFT, "linewidth": 2}
-    for left, title, size in ((0, "while the unit computes", whole), (5.85, "after free", freed)):
+    for left, title, size in ((0, "while the unit is in use", whole), (5.85, "after the free", freed)):
         say(axes, left, 4.1, title, ha="left", fontsize=20, fontweight="bold")
         module = "qkv.weight" if size else "qkv.weight:\na placeholder"
         holders = {module: 3.25, "leaves and views": 2.35, "saved for backward": 1.45, "model.parameters()": 0.35}
@@ -152,7 +152,7 @@ def draw_gradients() -> Figure:
 
     for rank, gradient in enumerate(own):
         strip(gradient, 4.62 - 0.82 * rank)
-        say(axes, -0.4, 4.62 - 0.82 * rank, f"rank {rank}'s own", ha="right")
+        say(axes, -0.4, 4.62 - 0.82 * rank, f"rank {rank}", ha="right")
     strip(mean, 0.72)
     say(axes, -0.4, 0.72, "the mean", ha="right", fontweight="bold")
     for rank in range(4):

@@ -38,7 +38,7 @@ def draw_norm() -> Figure:
     right, wrong = OUTCOME_COLOURS["right"], OUTCOME_COLOURS["wrong"]
     cases = (
         ("not clipped", (first, second), TAG_COLOURS["gradients"]),
-        ("by the whole norm", (first / 2, second / 2), right),
+        ("by the full norm", (first / 2, second / 2), right),
         ("each by its own norm", (min(first, limit), min(second, limit)), wrong),
     )
     for axes, (title, legs, colour) in zip(figure.subplots(1, 3, sharex=True, sharey=True), cases, strict=True):

@@ -42,9 +42,9 @@ def draw_life() -> Figure:
     heights = [sum(values) for values in zip(*layers.values(), strict=True)]
     memory.step(times, heights, where="post", color="white", lw=1)
     say(memory, (first + freed) / 2, shard / 2, "the shard", color=ink_on(colours[0]))
-    say(memory, (first + freed) / 2, 0.75, "parameters\nwhole", color=BLACK)
-    say(memory, (second + grown) / 2, 0.75, "parameters\nwhole", color=BLACK)
-    say(memory, (grown + last) / 2, 1.75, "gradient\nwhole", color=ink_on(colours[3]))
+    say(memory, (first + freed) / 2, 0.75, "unsharded\nparameters", color=BLACK)
+    say(memory, (second + grown) / 2, 0.75, "unsharded\nparameters", color=BLACK)
+    say(memory, (grown + last) / 2, 1.75, "full\ngradient", color=ink_on(colours[3]))
     say(memory, (last + reduced) / 2, 0.5 + 2 * shard, "gradient, being\nreduced", color=ink_on(colours[3]))
     memory.hlines(2 * shard, last, reduced, color="white", linewidth=1.4)
     say(memory, (last + end) / 2, 1.5 * shard, "its shard", color=ink_on(colours[3]))
@@ -114,7 +114,7 @@ def draw_log() -> Figure:
         _event(axes, x, -0.75, verb)
         say(axes, x + 1.3, -0.77, text, ha="left")
     box(axes, (20.6, -1.11), 1.5, 0.72, TAG_COLOURS["unsharded"])
-    say(axes, 22.4, -0.77, "whole", ha="left")
+    say(axes, 22.4, -0.77, "unsharded", ha="left")
     bare(axes, (-3.4, len(log) + 0.2), (-1.2, 4.45))
     return figure
 

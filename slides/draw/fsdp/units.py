@@ -36,7 +36,7 @@ def groupings() -> dict[str, list[list[int]]]:
     root, *blocks = sizes_of(model).units
     layers = [[p.numel() for p in m.parameters()] for m in model.modules() if not list(m.children())]
     return {
-        "the whole model": [[*root, *(size for block in blocks for size in block)]],
+        "the full model": [[*root, *(size for block in blocks for size in block)]],
         "8 blocks": [root, *([n for each in blocks[i : i + 8] for n in each] for i in range(0, len(blocks), 8))],
         "a block": [root, *blocks],
         "a layer": [[], *(sizes for sizes in layers if sizes)],
@@ -92,8 +92,8 @@ def draw_trade() -> Figure:
         sent.barh(place, messages, 0.62, color=GATHER)
         sent.text(messages + 18, place, f"{messages:,} × {readable(middle)}", va="center")
     named(held, list(groupings()))
-    held.set_title("whole at once")
-    sent.set_title("messages × median size")
+    held.set_title("unsharded at once")
+    sent.set_title("collectives × median size")
     held.set_xlim(0, 19 * GIB)
     sent.set_xlim(0, 2150)
     for axes in (held, sent):

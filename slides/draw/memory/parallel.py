@@ -41,8 +41,8 @@ def draw_parallel() -> Figure:
     figure = canvas(4.9)
     axes = figure.subplots()
     ways = {
-        "ZeRO splits storage": "parameters and gradients cross the wire",
-        "tensor parallelism splits the product": "activations cross the wire",
+        "ZeRO shards storage": "parameters and gradients are sent",
+        "tensor parallelism shards computation": "activations are sent",
     }
     for number, (way, wire) in enumerate(ways.items()):
         left = 5.9 * number
@@ -54,7 +54,7 @@ def draw_parallel() -> Figure:
             axes.text(left, bottom + TALL / 2, f"rank {rank}", va="center")
             _product(axes, left, bottom, rank, bool(number))
         axes.text(left, -0.4, wire, va="center")
-    keys = {"owned": OWNED, "unsharded for the moment": UNSHARDED, "activations": ACTIVATIONS}
+    keys = {"owned": OWNED, "temporarily unsharded": UNSHARDED, "activations": ACTIVATIONS}
     for x, (name, colour) in zip((0.0, 1.75, 5.9), keys.items(), strict=True):
         _box(axes, x, -1.15, (0.3, 0.3), colour)
         axes.text(x + 0.42, -1.0, name, va="center", color=SOFT)

@@ -106,7 +106,7 @@ def draw_lives(name: str) -> Figure:
     axes.set_xlabel(f"ms; modelled, not measured: {DEEP.recorded} blocks of {GPT.name}, A100")
     last = 1e3 * max(freed for _, (_, freed, _) in found)
     handles = [Patch(color=TAG_COLOURS["unsharded"]), Patch(**STILL_READ)]
-    words = [f"held by the host, until {last:,.0f} ms", "freed, still to be read"]
+    words = [f"held by the host, until {last:,.0f} ms", "freed, but not yet read"]
     axes.legend(handles, words, loc="upper right", borderaxespad=0, handlelength=1.4)
     return figure
 
@@ -117,7 +117,7 @@ def draw_blocks() -> Figure:
     axes = figure.subplots()
     heights = {
         "compute\nstream": 1.7,
-        "gathers'\nstream": 0.0,
+        "gather\nstream": 0.0,
     }  # streams 0 and 1; that of the reductions has next to nothing
     for stream, height in enumerate(heights.values()):
         left, held = 0.0, dict.fromkeys(BLOCK_COLOURS, 0.0)

@@ -80,7 +80,7 @@ def draw_issue() -> Figure:
     for what, (left, word) in words.items():
         axes.text(left, 0.7, word, color=as_text(COLOURS[what]), fontweight="bold", va="center")
     axes.text(10.1, 0.78, "peak\ngathered", color=SOFT, va="center", ha="center")
-    axes.text(0, -2.72, "backward, in the host's order; MiB of the ladder's model, 2 ranks", color=SOFT, va="center")
+    axes.text(0, -2.72, "backward, in host order; MiB for the ladder's model, 2 ranks", color=SOFT, va="center")
     bare(axes, {name: -line for line, name in enumerate(costs)}, 11.1, -2.95, 1.2)
     return figure
 

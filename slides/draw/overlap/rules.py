@@ -14,7 +14,7 @@ from minifsdp.course.plots.palette import BLOCK_COLOURS, GATHER, INK, OUTCOME_CO
 RIGHT, WRONG = OUTCOME_COLOURS["right"], OUTCOME_COLOURS["wrong"]
 LABELS = {"in use": "in use", "waiting": "freed, waits\nfor compute", "free": "free"}
 POOLS = {  # lane: (its height, blocks from the left: state, and where it ends)
-    "gathers'\nstream": (3.6, [("in use", 7.4), ("waiting", 13.0), ("free", 17.4)]),
+    "gather\nstream": (3.6, [("in use", 7.4), ("waiting", 13.0), ("free", 17.4)]),
     "compute\nstream": (0.4, [("in use", 11.2), ("free", 17.4)]),
 }
 LEFT, TALL = 3.4, 1.6
@@ -41,13 +41,13 @@ def draw_rules() -> Figure:
     axes.plot([18.4, 18.4], [7.3, 1.2], color=WRONG, linewidth=2.6)
     for begin, end, text, at, side, colour in (
         ((10.2, 7.3), (10.2, 5.3), "not yet", (9.9, 6.4), "right", WRONG),
-        ((15.2, 7.3), (15.2, 5.3), "at once", (14.9, 6.4), "right", RIGHT),
-        ((18.4, 1.2), (17.5, 1.2), "never: another stream's", (18.8, 1.2), "left", WRONG),
+        ((15.2, 7.3), (15.2, 5.3), "right away", (14.9, 6.4), "right", RIGHT),
+        ((18.4, 1.2), (17.5, 1.2), "never: another stream", (18.8, 1.2), "left", WRONG),
         ((19.4, 7.3), (21.4, 5.3), "if nothing fits:\nslow cudaMalloc", (20.9, 6.7), "left", INK),
     ):
         _arrow(axes, begin, end, colour)
         say(axes, *at, text, ha=side, color=colour, fontweight="bold")
-    say(axes, LEFT, -0.25, "a frame is a segment, cut into blocks", ha="left", color=SOFT)
+    say(axes, LEFT, -0.25, "a frame is a segment, split into blocks", ha="left", color=SOFT)
     bare(axes, (0.0, 26.8), (-0.6, 8.6))
     return figure
 

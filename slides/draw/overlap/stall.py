@@ -53,7 +53,7 @@ def draw_retry() -> Figure:
     for panel, run in zip(panels, (enough, short), strict=True):
         _draw_step(panel, run, short.seconds)
         memory = run.peak("reserved") if run is enough else T5.hardware.capacity
-        retry = "" if run is enough else ", a retry"
+        retry = "" if run is enough else ", with a retry"
         panel.set_title(f"{memory / GIB:.1f} GiB{retry}: {1e3 * run.seconds:.0f} ms")
     name_messages(panels[0])
     begin, end = 1e3 * idle_since(short), 1e3 * flush(short)[1]

@@ -52,9 +52,9 @@ def gaps(spans: Sequence[Span]) -> list[tuple[float, float]]:
 def forwards() -> dict[str, list[Span]]:
     """By host, the forward of three equal blocks."""
     names = {
-        "host held up in every unit": "held up",
+        "host blocked in every unit": "held up",
         "host runs ahead": "BACKWARD_PRE",
-        "host held up, forward prefetch": "held up, both ways",
+        "host blocked, forward prefetch": "held up, both ways",
     }
     return {label: forward_of(replay(program(name, WIDE), LINKED)) for label, name in names.items()}
 
@@ -67,7 +67,7 @@ def turn(run: Run) -> tuple[float, float]:
 
 def draw_step() -> Figure:
     """A step of four blocks, on one stream, and with streams of its own for communication."""
-    runs = {"one stream for all": big(GPT, "sync"), "separate streams": big(GPT, "no prefetch")}
+    runs = {"one stream for everything": big(GPT, "sync"), "separate streams": big(GPT, "no prefetch")}
     figure = timeline(titled(runs), 5.2, GPT_ON)
     for panel, run in zip(figure.axes, runs.values(), strict=True):
         name_phases(panel, *turn(run))
@@ -101,9 +101,9 @@ def draw_race() -> Figure:
 def draw_laptop() -> Figure:
     """One program on a host that runs ahead, on one that computes, and what prefetch makes of the second."""
     runs = {
-        "a host that runs ahead": laptop("overlap", runs_ahead=True),
-        "a host that computes": laptop("overlap"),
-        "a host that computes, and prefetch": laptop("both ways"),
+        "host runs ahead of a device": laptop("overlap", runs_ahead=True),
+        "computation on the host (CPU)": laptop("overlap"),
+        "computation on the host, with prefetch": laptop("both ways"),
     }
     return timeline(titled(runs), 5.0, "20 GFLOP/s, a link of 50 MB/s and 2 ms")
 

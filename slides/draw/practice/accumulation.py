@@ -54,7 +54,7 @@ def accumulated(communicate: bool) -> list[tuple[str, int]]:
 
 
 def draw_accumulation() -> Figure:
-    """Bytes of gradients at each message of three micro-batches, with communication and without."""
+    """Bytes of gradients at each collective of three micro-batches, with communication and without."""
     figure = canvas(4.8)
     rows = figure.subplots(2, sharex=True, sharey=True)
     for row, (name, log) in zip(rows, accumulations().items(), strict=True):
@@ -80,7 +80,7 @@ def draw_accumulation() -> Figure:
     rows[1].text(39.6, -0.15, "all-gather", color=GATHER, va="center", fontweight="bold")
     rows[1].text(39.6, -1.1, "reduce-scatter", color=REDUCE, va="center", fontweight="bold")
     psi = sum(p.numel() for p in SMALL.model().parameters())
-    rows[1].set_xlabel(f"messages in order; rank 0 of {RANKS}, GPT of {psi / 1e6:.1f} M parameters, fp32")
+    rows[1].set_xlabel(f"collectives in order; rank 0 of {RANKS}, GPT of {psi / 1e6:.1f} M parameters, fp32")
     rows[0].set_xlim(-0.7, 51.5)
     rows[0].set_ylim(-1.4, 3.8)
     return figure

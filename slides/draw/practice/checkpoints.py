@@ -81,7 +81,7 @@ def draw_recomputed() -> Figure:
     }
     found = recomputed()
     kinds = (
-        ("activations kept\nby forward", 1, MIB, TAG_COLOURS["activations"]),
+        ("activations kept\nafter forward", 1, MIB, TAG_COLOURS["activations"]),
         ("model state\nat its peak", 2, MIB, SOFT),
         ("all-gathers\nper step", 0, 1, COLLECTIVE_COLOURS["all-gather"]),
     )

@@ -32,7 +32,7 @@ REASONS = (  # a question; the answer if it is yes; why; the answer's colour
         f"100 M parameters: sharding\nsaves at most {16 * SMALL_MODEL / GB:.1f} GB",
         TAG_COLOURS["activations"],
     ),
-    ("One layer too large?", "tensor or pipeline\nparallelism", "a unit is whole\nwhile it computes", LINE),
+    ("One layer too large?", "tensor or pipeline\nparallelism", "a unit is unsharded\nwhile it computes", LINE),
     (
         "Slow network?",
         "hybrid sharding,\nor a pipeline",
@@ -65,7 +65,7 @@ def draw_reasons() -> Figure:
     navy = STRATEGY_COLOURS["FSDP"]
     box(axes, (0, 0), 7.2, 0.72, navy)
     say(axes, 3.6, 0.36, "FSDP", color=ink_on(navy), fontweight="bold")
-    say(axes, 7.6, 0.36, "spend the memory on batch: more rows to hide gathers behind", ha="left")
+    say(axes, 7.6, 0.36, "use the memory for a larger batch, which hides the gathers", ha="left")
     bare(axes, (-0.1, 23.4), (-0.05, 4.8))
     return figure
 
@@ -89,7 +89,7 @@ def draw_schedule() -> Figure:
         (18.2, 19.2, 1, "in"),
     )
     rows: Any = {
-        "FSDP1: one flat parameter per unit, cut anywhere": (3.6, ()),
+        "FSDP1: one flat parameter per unit, split anywhere": (3.6, ()),
         "FSDP2: rows of each parameter, copied in and out of a buffer": (0.0, copies),
     }
     for title, (bottom, more) in rows.items():

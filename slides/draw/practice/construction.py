@@ -67,7 +67,7 @@ def draw_construction() -> Figure:
         if name == "built eagerly":
             panel.text(0.5, 1.5, "all parameters", ha="center", color="white", **place)
         else:
-            panel.text(0.02, whole / MIB + 0.06, "the whole model", va="bottom", transform=panel.get_yaxis_transform())
+            panel.text(0.02, whole / MIB + 0.06, "the full model", va="bottom", transform=panel.get_yaxis_transform())
             panel.text(0.3, 0.95, "one unit", color=as_text(TAG_COLOURS["unsharded"]), ha="center", **place)
             panel.text(0.98, 0.12, "shards", color="white", ha="right", **place)
     psi = next(iter(constructions().values()))[2] // 4

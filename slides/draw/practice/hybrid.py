@@ -96,7 +96,7 @@ def draw_leaves() -> Figure:
         panel.tick_params(axis="x", length=0)
         panel.set_title(f"{name} ranks")
         panel.set_ylim(0, 4.4)
-    panels[0].set_ylabel("leaving a host per step\n(times the model)")
+    panels[0].set_ylabel("bytes leaving a host per step\n(multiples of the model)")
     for place, op in enumerate(OPS):
         look = {"color": as_text(COLLECTIVE_COLOURS[op]), "fontweight": "bold"}
         panels[1].text(-0.3, 3.9 - 0.45 * place, op, **look)

@@ -67,21 +67,21 @@ def draw_ranges() -> Figure:
         axes.barh(height, info.smallest_normal - least, 0.5, least, color=colours[name], alpha=0.35)
         bits = round(-torch.tensor(info.eps).log2().item())
         largest = f"{info.max:,.0f}" if info.max < 1e6 else f"{info.max:.1e}"
-        text = f"{bits} bits of mantissa, {least:.0e} to {largest}"
+        text = f"{bits} mantissa bits, {least:.0e} to {largest}"
         axes.text(least, height + 0.29, text, va="bottom", ha="left", color=as_text(colours[name]))
     axes.plot([gradient] * 2, [-0.42, 0.25], color=INK, linewidth=2)
     axes.text(gradient / 3, -0.36, f"gradient {gradient:.0e}: 0 in fp16", ha="right", va="center")
     axes.annotate(
         "", (gradient * scale, -0.36), (gradient, -0.36), arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 2}
     )
-    axes.text(gradient * scale * 3, -0.36, f"times {scale:,.0f}: inside", ha="left", va="center")
+    axes.text(gradient * scale * 3, -0.36, f"times {scale:,.0f}: in range", ha="left", va="center")
     axes.set_xscale("log")
     axes.set_xlim(1e-46, 1e40)
     axes.set_ylim(-0.6, 2.75)
     axes.set_yticks(range(3), reversed(dtypes))
     axes.tick_params(axis="y", length=0, labelcolor=INK, labelsize=18)
     axes.set_xticks([1e-40, 1e-20, 1, 1e20])
-    axes.set_xlabel("size of a number; pale: subnormal, with fewer bits of mantissa")
+    axes.set_xlabel("magnitude of a number; pale: subnormal, with fewer mantissa bits")
     axes.minorticks_off()
     axes.spines["left"].set_visible(False)
     return figure

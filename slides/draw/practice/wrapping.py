@@ -100,9 +100,9 @@ def tuned() -> dict[str, tuple[int, int]]:
 def draw_policies() -> Figure:
     """The parameters of one model in the units that each policy makes of it."""
     figure, axes = bare(4.8, 1.82, 5.8, left=-0.3, bottom=-0.6)
-    heads = ("units", "messages", "unsharded\nat the peak")
+    heads = ("units", "collectives", "unsharded\nat the peak")
     for place, head in enumerate(heads):
-        axes.text(1.13 + (0.0, 0.31, 0.67)[place], 5.0, head, ha="right", va="bottom", color=SOFT)
+        axes.text(1.13 + (0.0, 0.36, 0.67)[place], 5.0, head, ha="right", va="bottom", color=SOFT)
     for number, (name, policy) in enumerate(POLICIES.items()):
         bottom = 4.2 - number
         params, peak = cut(policy)
@@ -117,9 +117,9 @@ def draw_policies() -> Figure:
         count = len({*units, ""})
         cells = (str(count), str(3 * count - 1), f"{peak / MIB:.2f} MiB")
         for place, cell in enumerate(cells):
-            axes.text(1.13 + (0.0, 0.31, 0.67)[place], bottom + 0.3, cell, ha="right", va="center")
+            axes.text(1.13 + (0.0, 0.36, 0.67)[place], bottom + 0.3, cell, ha="right", va="center")
     psi = sum(p.numel() for p in lab10as().parameters())
-    about = f"GPT of {psi / 1e6:.1f} M parameters, fp32, 2 ranks; messages per step"
+    about = f"GPT of {psi / 1e6:.1f} M parameters, fp32, 2 ranks; collectives per step"
     axes.text(0.76, -0.4, about, ha="center", va="center", color=SOFT)
     axes.text(0, 5.0, "the root", color=SOFT, va="bottom", fontweight="bold")
     axes.text(0.27, 5.0, "the other units", color=UNIT_COLOURS[0], va="bottom", fontweight="bold")

@@ -101,7 +101,7 @@ def _row(axes: Axes, y: float, title: str, last: str, colour: str, waits: bool) 
     say(axes, 3.9, y + 1.35, "gather A", color=ink_on(GATHER))
     compute = LANE_COLOURS["compute"]
     box(axes, (5.6, y), 2.6, 0.7, compute)
-    say(axes, 6.9, y + 0.35, "copy out A", color=ink_on(compute))
+    say(axes, 6.9, y + 0.35, "copy-out A", color=ink_on(compute))
     start = 8.3 if waits else 5.6
     box(axes, (start, y + 1.0), 3.2, 0.7, GATHER)
     say(axes, start + 1.6, y + 1.35, "gather B", color=ink_on(GATHER))

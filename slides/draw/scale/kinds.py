@@ -32,11 +32,11 @@ def draw_dtypes() -> Figure:
     """A unit's values through a step: cast on the way into the gather, and on the way into the reduction."""
     figure = canvas(3.4)
     axes = figure.subplots()
-    boxes = ((0.0, "pieces", FP32), (6.6, "whole", BF16), (10.0, "gradients", BF16), (19.6, "pieces", FP32))
+    boxes = ((0.0, "shards", FP32), (6.6, "unsharded", BF16), (10.0, "gradients", BF16), (19.6, "shards", FP32))
     for left, text, colour in boxes:
         box(axes, (left, 1.5), 3.0, 1.0, colour)
         say(axes, left + 1.5, 2.0, text, color=ink_on(colour))
-    _arrow(axes, 3.2, 6.4, 2.0, "copy in,\nall-gather", GATHER)
+    _arrow(axes, 3.2, 6.4, 2.0, "copy-in,\nall-gather", GATHER)
     _arrow(axes, 13.2, 19.4, 2.0, "pack, reduce-scatter", REDUCE)
     look: Any = {"arrowstyle": "-|>", "color": INK, "linewidth": 2.6, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (8.1, 3.2), (8.1, 2.55), arrowprops=look)
@@ -59,7 +59,7 @@ def draw_subclass() -> Figure:
     figure = canvas(3.4)
     axes = figure.subplots()
     box(axes, (0.0, 1.3), 3.4, 1.7, FP32)
-    say(axes, 1.7, 2.15, "a piece,\nfp32", color=ink_on(FP32))
+    say(axes, 1.7, 2.15, "a shard,\nfp32", color=ink_on(FP32))
     box(axes, (7.4, 1.3), 1.6, 1.0, FLOAT8)
     say(axes, 8.2, 1.8, "float8", color=INK)
     for place in range(4):

@@ -44,13 +44,13 @@ def draw_life() -> Figure:
         running = [low + high for low, high in zip(running, layers[name], strict=True)]
         memory.step(times, running, where="post", color="white", lw=1)
     say(memory, 1.3, 0.5 + piece, "rows", color=ink_on(shades["rows"]))
-    say(memory, 3.9, 0.5 + piece, "whole", color=BLACK)
-    say(memory, 5.9, piece / 2, "the pieces", color=ink_on(shades["pieces"]))
+    say(memory, 3.6, 0.5 + piece, "unsharded", color=BLACK)
+    say(memory, 5.9, piece / 2, "shards", color=ink_on(shades["pieces"]))
     say(memory, 7.9, 0.5 + piece, "rows", color=ink_on(shades["rows"]))
-    say(memory, 11.1, 0.5 + piece, "whole", color=BLACK)
+    say(memory, 11.1, 0.5 + piece, "unsharded", color=BLACK)
     say(memory, 11.4, 1.5 + piece, "gradients", color=ink_on(shades["leaves"]))
     say(memory, 15.3, 0.5 + 2 * piece, "packed", color=ink_on(shades["packed"]))
-    for x, text in ((2.6, "copy\nout"), (9.2, "copy\nout"), (13.05, "pack")):
+    for x, text in ((2.6, "copy-\nout"), (9.2, "copy-\nout"), (13.05, "pack")):
         say(memory, x, 3.28, text)
     memory.set_ylim(0, 3.7)
     memory.set_yticks([0, piece, 1 + piece, 2 + piece], ["0", "P/N", "P + P/N", "2P + P/N"])
@@ -97,7 +97,7 @@ def draw_reshard() -> Figure:
     axes.set_yticks(range(len(choices)), list(choices))
     axes.invert_yaxis()
     axes.set_xticks([0, 0.5, 1])
-    axes.set_xlabel("part of a unit that a rank keeps from forward to backward")
+    axes.set_xlabel("fraction of a unit that a rank keeps from forward to backward")
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_xlim(0, 1.05)
     return figure

@@ -31,7 +31,7 @@ def draw_mesh() -> Figure:
     says = "along shard, inside a host:\nall-gathers of parameters,\nreduce-scatters of gradients"
     _names(axes, [(9.9, middle), (8.9, middle)], GATHER, says)
     below = 1.1 * column + 0.52
-    says = "along replicate, across hosts:\nan all-reduce of the mean's\npieces, an eighth of a unit each"
+    says = "along replicate, across hosts:\nan all-reduce of gradient\nshards, an eighth of a unit each"
     _names(axes, [(9.9, 1.3), (9.4, 1.3), (9.4, 0.35), (below, 0.35), (below, 1.0)], ALL_REDUCE, says)
     say(axes, 10.2, 3.75, "Shard(0) along a row, Replicate() down a column", ha="left", color=INK)
     bare(axes, (-1.9, 23.2), (0.0, 9.0))

@@ -29,7 +29,7 @@ def draw_ahead() -> Figure:
     """Forward of five units: with the default, compute waits twice; with a list of two, it does not."""
     figure = canvas(4.0)
     panels = figure.subplots(2, 1, sharex=True)
-    ways = {"default: one unit ahead": 1, "a list of two": 2}
+    ways = {"default: one unit ahead": 1, "with a list: two units ahead": 2}
     over = {ahead: starts(ahead)[1][-1] + COMPUTE_MS[-1] for ahead in ways.values()}
     for panel, (name, ahead) in zip(panels, ways.items(), strict=True):
         gathers, computes = starts(ahead)

@@ -36,7 +36,7 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], col
 
 
 def draw_rows() -> Figure:
-    """From pieces to rows, one all-gather, and from rows to whole parameters."""
+    """From shards to rows, one all-gather, and from rows to unsharded parameters."""
     figure = canvas(4.9)
     axes = figure.subplots()
     for rank, (weight, bias) in enumerate(ROWS):
@@ -47,16 +47,16 @@ def draw_rows() -> Figure:
         _cells(axes, 3.4, top, bias)
         _arrow(axes, (5.7, top + 0.4), (7.2, top + 0.4))
         _cells(axes, 7.4, top, (*weight, *bias, ""))
-    say(axes, 2.7, 7.75, "pieces (DTensors)", color=SOFT)
-    say(axes, 10.4, 7.75, "a row each, in rank order", color=SOFT)
-    say(axes, 6.45, 7.15, "copy in", fontsize=18)
+    say(axes, 2.7, 7.75, "shards (DTensors)", color=SOFT)
+    say(axes, 10.4, 7.75, "one row each, in rank order", color=SOFT)
+    say(axes, 6.45, 7.15, "copy-in", fontsize=18)
     _arrow(axes, (10.4, 4.7), (10.4, 3.75), GATHER)
     say(axes, 10.8, 4.25, "one all-gather", ha="left", color=INK)
     after = _cells(axes, 4.4, 2.75, (*ROWS[0][0], *ROWS[0][1], ""))
     _cells(axes, after, 2.75, (*ROWS[1][0], *ROWS[1][1], ""))
     say(axes, 4.1, 3.15, "on every rank", ha="right")
     _arrow(axes, (10.4, 2.6), (10.4, 1.55))
-    say(axes, 10.8, 2.07, "copy out", ha="left")
+    say(axes, 10.8, 2.07, "copy-out", ha="left")
     end = _cells(axes, 4.4, 0.55, (*ROWS[0][0], *ROWS[1][0]))
     _cells(axes, end + 0.6, 0.55, (*ROWS[0][1], *ROWS[1][1]))
     say(axes, 4.1, 0.95, "parameter order", ha="right")
@@ -73,7 +73,7 @@ def draw_pack() -> Figure:
     say(axes, -0.3, 4.4, "gradients", ha="right")
     end = _cells(axes, 0, 4.0, ("w0", "w1", "w2", "w3", "w4"))
     _cells(axes, end + 0.8, 4.0, ("b0", "b1", "b2", "b3"))
-    say(axes, 2.5, 5.15, "as autograd makes them", color=SOFT)
+    say(axes, 2.5, 5.15, "as autograd produced them", color=SOFT)
     _arrow(axes, (4.9, 3.85), (4.9, 2.95))
     say(axes, 5.3, 3.4, "chunk, pad with zeros, concatenate: one buffer", ha="left")
     say(axes, -0.3, 2.45, "packed", ha="right")

@@ -25,7 +25,7 @@ def draw_checkpoints() -> Figure:
     for left, bottom, colour, text in (
         (0.0, 3.6, FSDP, "fully_shard\non 2 ranks"),
         (17.2, 3.6, FSDP, "fully_shard\non 3 ranks"),
-        (0.0, 0.0, PLAIN, "a plain model"),
+        (0.0, 0.0, PLAIN, "plain model"),
         (17.2, 0.0, FLAT, "FSDP1, sharded"),
     ):
         box(axes, (left, bottom), 6.2, 1.4, colour)

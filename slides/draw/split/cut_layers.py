@@ -1,10 +1,10 @@
-"""A transformer block on tensor-parallel ranks: what is cut, and where it sums."""
+"""A transformer block on tensor-parallel ranks: what is sharded, and where it all-reduces."""
 
 from __future__ import annotations
 
 from draw.canvas import canvas
 from draw.fsdp.drawing import bare, box, say
-from draw.scale.product import EVERYWHERE, RANKS, arrow
+from draw.split.product import EVERYWHERE, RANKS, arrow
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -65,7 +65,7 @@ def draw_f_g() -> Figure:
 
 
 def _block(axes: Axes, sequence: bool) -> None:
-    """Both halves of a block; between g and f on whole tokens, or on a part of them."""
+    """Both halves of a block; between g and f on all tokens, or on a shard of them."""
     for rank, y in enumerate(LANES):
         say(axes, -0.25, y, f"rank {rank}", ha="right")
     left = 0.0
@@ -106,7 +106,7 @@ def draw_block() -> Figure:
     axes = figure.subplots()
     _block(axes, sequence=False)
     entries = (
-        (EVERYWHERE, "whole on every rank: the same work, the same memory"),
+        (EVERYWHERE, "replicated: the same work and memory on every rank"),
         (SUM, "g: an all-reduce forward, nothing backward"),
         (SOFT, "f: nothing forward, an all-reduce backward"),
     )
@@ -116,12 +116,12 @@ def draw_block() -> Figure:
 
 
 def draw_sequence() -> Figure:
-    """The same block with the sequence cut between g and f."""
+    """The same block with the sequence sharded between g and f."""
     figure = canvas(4.6)
     axes = figure.subplots()
     _block(axes, sequence=True)
     entries = (
-        (RANKS[0], "norm: each rank has its part of the tokens"),
+        (RANKS[0], "norm: each rank has its shard of the tokens"),
         (REDUCE, "g: a reduce-scatter forward, an all-gather backward"),
         (GATHER, "f: an all-gather forward, a reduce-scatter backward"),
     )
@@ -131,7 +131,7 @@ def draw_sequence() -> Figure:
 
 
 def draw_vocabulary() -> Figure:
-    """Logits of some tokens, cut along the vocabulary, and what each rank sends of them."""
+    """Logits of some tokens, sharded along the vocabulary, and what each rank sends of them."""
     figure = canvas(4.7)
     axes = figure.subplots()
     tokens, classes = 4, 7

@@ -23,12 +23,12 @@ WHOLE, CUT = (
 )  # bytes of a block's activations, over s b h: arXiv 2205.05198, equation 2, without attention's scores
 SPEEDS = {  # tokens/s on each GPU, 3 B parameters, 8 H100 a node: raw data of the Ultra-Scale Playbook
     "tensor parallel": {2: 13_923, 4: 12_421, 8: 10_903, 16: 6_246, 32: 2_146},
-    "and sequence": {2: 14_167, 4: 13_460, 8: 10_889, 16: 6_160, 32: 3_610},
+    "+ sequence": {2: 14_167, 4: 13_460, 8: 10_889, 16: 6_160, 32: 3_610},
 }
 
 
 def draw_activations() -> Figure:
-    """Bytes of a block's activations over s b h, for some t, with and without a cut sequence."""
+    """Bytes of a block's activations over s b h, for some t, with and without a sharded sequence."""
     figure = canvas(4.7)
     axes = figure.subplots()
     yellow, grey = TAG_COLOURS["activations"], STRATEGY_COLOURS["DDP"]
@@ -46,9 +46,9 @@ def draw_activations() -> Figure:
     axes.set_ylim(0, 39)
     axes.set_ylabel("bytes / (s b h)")
     say(axes, 2.0, 34.5, "left: tensor parallel, 10 + 24 / t", ha="left")
-    say(axes, 2.0, 30.5, "right: and sequence, 34 / t", ha="left")
-    say(axes, 2.0, 25.5, " whole on every rank ", ha="left", color=ink_on(grey), bbox={"facecolor": grey, "lw": 0})
-    say(axes, 2.0, 20.8, " cut ", ha="left", color=ink_on(yellow), bbox={"facecolor": yellow, "lw": 0})
+    say(axes, 2.0, 30.5, "right: + sequence, 34 / t", ha="left")
+    say(axes, 2.0, 25.5, " replicated ", ha="left", color=ink_on(grey), bbox={"facecolor": grey, "lw": 0})
+    say(axes, 2.0, 20.8, " sharded ", ha="left", color=ink_on(yellow), bbox={"facecolor": yellow, "lw": 0})
     axes.set_xlim(-0.55, 3.95)
     return figure
 

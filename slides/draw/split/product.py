@@ -1,4 +1,4 @@
-"""One matrix product, cut by columns and by rows: the smallest example there is."""
+"""One matrix product, split by columns and by rows: the smallest example there is."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colo
 
 
 def draw_product() -> Figure:
-    """By columns, where parts are put side by side; by rows, where summands are added."""
+    """By columns, where shards are put side by side; by rows, where partial sums are added."""
     figure = canvas(4.9)
     axes = figure.subplots()
     cut = 2  # rows of w on rank 0, as `torch.chunk` cuts three for two ranks

@@ -1,0 +1,634 @@
+"""The checks of lab 14."""
+
+from functools import cache, partial
+from itertools import combinations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, on_ranks
+from minifsdp.pipeline.actions import Action, check_complete
+
+EXACT = partial(expect, tolerance=1e-12)
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def as_text(actions):
+    return " ".join(map(str, actions))
+
+
+# 14.1
+
+
+def slowest(costs, counts):
+    begins = [sum(counts[:rank]) for rank in range(len(counts))]
+    return max(sum(costs[begin : begin + count]) for begin, count in zip(begins, counts, strict=True))
+
+
+def all_counts(layers, ranks):
+    for cuts in combinations(range(1, layers), ranks - 1):
+        yield [end - begin for begin, end in zip((0, *cuts), (*cuts, layers), strict=True)]
+
+
+def best_counts(costs, ranks, worse=slowest):
+    return min(all_counts(len(costs), ranks), key=lambda counts: (worse(costs, counts), counts))
+
+
+def squares(costs, counts):
+    begins = [sum(counts[:rank]) for rank in range(len(counts))]
+    return sum(sum(costs[b : b + count]) ** 2 for b, count in zip(begins, counts, strict=True))
+
+
+def by_number(costs, ranks):
+    """As many layers for each rank; the first ones one more."""
+    return [len(part) for part in torch.arange(len(costs)).tensor_split(ranks)]
+
+
+def until_average(costs, ranks):
+    """Stages that are closed as soon as they have reached the average; the last one has the rest."""
+    counts, filled = [], 0.0
+    for cost in costs:
+        if not counts or (filled >= sum(costs) / ranks and len(counts) < ranks):
+            counts.append(0)
+            filled = 0.0
+        counts[-1] += 1
+        filled += cost
+    return counts
+
+
+def at_shares(costs, ranks):
+    """Cuts where the sum of the costs passes a multiple of the average."""
+    counts = [0] * ranks
+    passed = 0.0
+    for cost in costs:
+        counts[min(ranks - 1, int(passed / (sum(costs) / ranks)))] += 1
+        passed += cost
+    return counts
+
+
+PLACED = [
+    ([4, 5, 9, 1, 1], 3),
+    ([0.5, 1, 1, 1, 1, 1, 1, 2.5], 4),  # embedding, blocks and a head
+    ([1] * 8, 4),
+    ([1] * 7, 3),
+    ([9, 1, 1, 1], 2),
+    ([1, 1, 1, 9], 3),
+    ([1, 9, 1, 9, 1], 3),
+    ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], 4),
+    ([4, 4, 4, 4, 6, 6], 3),
+    ([5, 2, 3], 3),
+    ([7], 1),
+]
+
+
+@check("14.1")
+def check_place(answer, variant):
+    """Every rank has consecutive layers, and the slowest stage is as fast as it can be."""
+    drawn = [1 + abs(each) for each in randn(variant.size, seed=variant.seed).tolist()]
+    for costs, ranks in [*PLACED, (drawn, variant.ranks)]:
+        given = list(costs)
+        got = answer(given, ranks)
+        where = f"layers on each of {ranks} ranks, costs {describe(costs)}"
+        expect(f"the costs, after {where}", given, list(costs), slip="the list is the caller's: copy it")
+        if not isinstance(got, list | tuple) or not all(type(count) is int for count in got):
+            raise AnswerError(f"{where}: expected a number of layers for each rank, got {describe(got)}")
+        wanted, usual = best_counts(costs, ranks), None
+        if len(got) != ranks or sum(got) != len(costs):
+            usual = "each layer is on one rank, and each rank has one number in the list"
+        elif min(got) < 1:
+            usual = "a stage without a layer: its rank would only pass tensors on"
+        elif slowest(costs, got) > slowest(costs, wanted) + 1e-9:
+            usual = f"the slowest stage costs {slowest(costs, got):g} instead of {slowest(costs, wanted):g}"
+        if usual is not None:
+            expect(where, list(got), wanted, slips=placing_slips(costs, ranks), slip=usual)
+
+
+def placing_slips(costs, ranks):
+    wanted, turned = best_counts(costs, ranks), best_counts(costs[::-1], ranks)
+    return {
+        "these are the ranks' first layers, not how many they have": [sum(wanted[:rank]) for rank in range(ranks)],
+        "as many layers on each rank, whatever they cost": by_number(costs, ranks),
+        "a stage closed as soon as it has reached the average leaves too little or too much for the others": (
+            until_average(costs, ranks)
+        ),
+        "a layer across a share of the total may belong on either side of the cut": at_shares(costs, ranks),
+        "this is the placement, with the ranks from last to first": wanted[::-1],
+        "this is the placement from the last layer to the first": turned,
+        "the sum of the squares is as small as can be; a step waits for the slowest stage": best_counts(
+            costs, ranks, squares
+        ),
+    }
+
+
+# 14.2
+
+
+class Logged(torch.autograd.Function):
+    """Writes down when a micro-batch goes forward, and when backward."""
+
+    @staticmethod
+    def forward(ctx, x, log):
+        ctx.log = log
+        log.append(f"F of {len(x)} rows")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.log.append(f"B of {len(gradient)} rows")
+        return gradient, None
+
+
+def mean_loss(output, target):
+    return (output - target).square().mean()
+
+
+def batch_of(size, seed):
+    """A weight, an earlier gradient of it, tokens, and what their rows of the weight are compared with."""
+    tokens = torch.randint(4, (size,), generator=torch.Generator().manual_seed(seed + 1))
+    return randn(4, 3, seed=seed).requires_grad_(), randn(4, 3, seed=seed + 3), tokens, randn(size, 3, seed=seed + 2)
+
+
+def whole_batch(rows, micros, seed, weigh):
+    """The gradient and the loss, if micro-batches of `rows` count as `weigh` says."""
+    weight, _, x, target = batch_of(sum(rows), seed)
+    parts = zip(x.split(rows), target.split(rows), strict=True)
+    losses = [mean_loss(F.embedding(a, weight), b) for a, b in parts]
+    loss = sum(share * each for share, each in zip(weigh, losses, strict=True))
+    return torch.autograd.grad(loss, weight)[0], loss.detach(), losses[-1].detach()
+
+
+@check("14.2")
+def check_accumulate(answer, variant):
+    """Gradients and loss of the whole batch, one micro-batch at a time."""
+    for size, micros in ((8, 4), (variant.size, 3), (6, 4), (5, 1)):
+        where = f"{size} rows in {micros} micro-batches"
+        rows = [len(part) for part in torch.arange(size).tensor_split(micros)]
+        right = [each / size for each in rows]
+        seed = variant.seed
+        weight, before, x, target = batch_of(size, seed)
+        weight.grad = before.clone()
+        log = []
+
+        def forward(x, weight=weight, log=log):
+            return Logged.apply(F.embedding(x, weight), log)
+
+        got = answer(forward, mean_loss, x, target, micros)
+        check_log(log, rows, where)
+        wanted, loss, last = whole_batch(rows, micros, seed, right)
+        means = whole_batch(rows, micros, seed, [1 / micros] * micros)
+        sums = whole_batch(rows, micros, seed, [1.0] * micros)
+        slips = {
+            "each backward adds the gradient of a micro-batch's own mean: m times too much, unless it is scaled": (
+                before + sums[0]
+            ),
+            "a micro-batch counts by its rows, and these are not equally many": before + means[0],
+            "`.grad` was emptied: it had the gradients of an earlier batch": wanted,
+            "the gradients are divided, and so are those that `.grad` had before": (before + sums[0]) / micros,
+        }
+        gradient = weight.grad if weight.grad is not None else torch.zeros(0)
+        EXACT(f"the gradient of the weight, {where}", gradient, before + wanted, slips=slips)
+        loss_slips = {
+            "this is the sum of the micro-batches' losses": sums[1],
+            "this is the mean of the micro-batches' losses; they have different numbers of rows": means[1],
+            "this is the last micro-batch's loss": last,
+            "this is the last micro-batch's share of the loss": last * rows[-1] / size,
+        }
+        if not isinstance(got, Tensor):
+            raise AnswerError(f"the loss, {where}: expected a tensor, got {describe(got)}")
+        EXACT(f"the loss, {where}", got.detach(), loss, slips=loss_slips)
+        slip = "return a detached loss: with its graph it keeps the activations of the batch alive"
+        expect(f"the loss has a graph, {where}", got.requires_grad, False, slip=slip)
+
+
+def check_log(log, rows, where):
+    forwards = [f"F of {each} rows" for each in rows]
+    backwards = [f"B of {each} rows" for each in rows]
+    wanted = [each for pair in zip(forwards, backwards, strict=True) for each in pair]
+    if sum(each[0] == "F" for each in log) == len(rows) and set(log) == set(wanted) and log != wanted:
+        slip = "all micro-batches go forward first, so the activations of the whole batch are alive: backward at once"
+    elif not any(each[0] == "B" for each in log):
+        slip = "no backward"
+    else:
+        slip = "micro-batches are those of `tensor_split`: `chunk` makes other ones, perhaps fewer"
+    expect(f"what ran, {where}", log, wanted, slip=slip)
+
+
+# 14.3 and 14.4
+
+SIZES = [(4, 8), (4, 4), (2, 3), (4, 2), (1, 3), (3, 1), (5, 7)]  # ranks, micro-batches
+
+
+def listed(answer, rank, ranks, micros):
+    """The learner's list, of actions."""
+    got = answer(rank, ranks, micros)
+    if not isinstance(got, list | tuple) or not all(isinstance(each, Action) for each in got):
+        shown = next((each for each in got if not isinstance(each, Action)), got) if isinstance(got, list) else got
+        raise AnswerError(f"rank {rank} of {ranks}: expected a list of Action, got {describe(shown)}")
+    return list(got)
+
+
+def compare_lists(answer, variant, right, slips_of):
+    for ranks, micros in dict.fromkeys([*SIZES, (variant.ranks, variant.size)]):
+        plan = [listed(answer, rank, ranks, micros) for rank in range(ranks)]
+        slips = [slips_of(rank, ranks, micros) for rank in range(ranks)]
+        made = [text for text in slips[0] if plan == [each[text] for each in slips]]  # the same slip on all ranks
+        for rank, got in enumerate(plan):
+            what = f"rank {rank} of {ranks}, {micros} micro-batches"
+            wanted = as_text(right(rank, ranks, micros))
+            named = {text: as_text(slip) for text, slip in slips[rank].items() if text in (made or slips[0])}
+            expect(what, as_text(got), wanted, slips=named, slip=usual_slip(plan, rank, ranks, micros))
+
+
+def usual_slip(plan, rank, ranks, micros):
+    """What is wrong with a list that no known mistake makes."""
+    foreign = [each for each in plan[rank] if each.stage != rank]
+    if foreign and len(foreign) == len(plan[rank]) and rank:
+        return f"{foreign[0]} is of stage {foreign[0].stage}; rank {rank} has stage {rank}"
+    if foreign:
+        return f"rank {rank} has stage {rank} alone, and {foreign[0]} is another rank's"
+    try:
+        check_complete(plan, ranks, micros)
+    except ValueError as error:
+        return str(error)
+    try:
+        timed(plan, {"F": 1, "B": 2})
+    except StuckError as stuck:
+        return f"it is a deadlock: {stuck}"
+    return None
+
+
+def forwards(rank, micros):
+    return [Action(rank, "F", micro) for micro in range(micros)]
+
+
+def backwards(rank, micros):
+    return [Action(rank, "B", micro) for micro in range(micros)]
+
+
+def right_gpipe(rank, ranks, micros):
+    return forwards(rank, micros) + backwards(rank, micros)
+
+
+def gpipe_slips(rank, ranks, micros):
+    both = [Action(rank, kind, micro) for micro in range(micros) for kind in "FB"]
+    later = backwards(rank, micros)
+    return {
+        "backwards begin with micro-batch 0 here, as torch's do: from last to first works, too, but all ranks must "
+        "agree": forwards(rank, micros) + later[::-1],
+        "a backward after each forward: the next micro-batch waits for it, and only one is ever under way": both,
+        "a rank has a stage, and all micro-batches: the two were swapped": [
+            Action(micro, kind, rank) for kind in "FB" for micro in range(micros)
+        ],
+        "backward cannot come before forward": later + forwards(rank, micros),
+        "a forward without a backward trains nothing": forwards(rank, micros),
+    }
+
+
+@check("14.3")
+def check_gpipe(answer, variant):
+    """All forwards, then all backwards, on every rank."""
+    compare_lists(answer, variant, right_gpipe, gpipe_slips)
+
+
+def pairs_after(rank, micros, ahead, newest=False, backward_first=False):
+    """`ahead` forwards, then pairs, then the backwards that are left."""
+    ahead = max(0, min(ahead, micros))
+    first, then = forwards(rank, micros), backwards(rank, micros)
+    if newest:
+        then = then[ahead:] + then[:ahead]
+    pairs = list(zip(first[ahead:], then, strict=False))
+    middle = [each for pair in pairs for each in (pair[::-1] if backward_first else pair)]
+    return first[:ahead] + middle + then[len(pairs) :]
+
+
+def right_one_f_one_b(rank, ranks, micros):
+    return pairs_after(rank, micros, ranks - 1 - rank)
+
+
+def one_f_one_b_slips(rank, ranks, micros):
+    ahead = ranks - 1 - rank
+    right = pairs_after(rank, micros, ahead)
+    return {
+        "all forwards first is GPipe": right_gpipe(rank, ranks, micros),
+        "a forward and its backward in turn, without any ahead: each waits for the whole way there and back": (
+            pairs_after(rank, micros, 0)
+        ),
+        "the last rank is the one that needs no forwards ahead: count the ranks behind, not those before": pairs_after(
+            rank, micros, rank
+        ),
+        "one forward too many is ahead: the pair itself begins with a forward": pairs_after(rank, micros, ahead + 1),
+        "every rank goes ahead as far as the first, and holds as much": pairs_after(rank, micros, ranks - 1),
+        "the gradient that comes back first is that of the oldest micro-batch, not of the newest": pairs_after(
+            rank, micros, ahead, newest=True
+        ),
+        "in a pair the forward comes first": pairs_after(rank, micros, ahead, backward_first=True),
+        "two forwards ahead for each rank behind are for interleaved stages": pairs_after(rank, micros, 2 * ahead),
+        "the backwards that are left at the end are missing": right[: len(right) - min(ahead, micros)],
+    }
+
+
+@check("14.4")
+def check_one_f_one_b(answer, variant):
+    """Forwards ahead, one forward and one backward in turn, then the backwards that are left: as torch's list."""
+    try:
+        compare_lists(answer, variant, right_one_f_one_b, one_f_one_b_slips)
+    except AnswerError as error:
+        raise few_micro_batches(answer, error) from None
+
+
+def few_micro_batches(answer, error):
+    """The same error; if lists are right wherever m >= p, with the reason for that."""
+    enough = [(ranks, micros) for ranks, micros in SIZES if micros >= ranks]
+    if "likely slip" in str(error) and all(
+        listed(answer, rank, ranks, micros) == right_one_f_one_b(rank, ranks, micros)
+        for ranks, micros in enough
+        for rank in range(ranks)
+    ):
+        first = str(error).splitlines()[0]
+        return AnswerError(f"{first}\nlikely slip: there may be fewer micro-batches than ranks behind this one")
+    return error
+
+
+# 14.5
+
+
+class StuckError(Exception):
+    """A deadlock; says who waits for what."""
+
+
+def inputs_of(action, last):
+    stage, kind, micro = action
+    if kind == "F":
+        return [Action(stage - 1, "F", micro)] if stage else []
+    return [Action(stage, "F", micro)] + ([Action(stage + 1, "B", micro)] if stage < last else [])
+
+
+def timed(plan, seconds, queue=True, needs=inputs_of, join=max):
+    """When each action ends; with one rule left out, to name slips."""
+    last = max(action.stage for actions in plan for action in actions)
+    before = {}
+    for actions in plan:
+        before |= dict(zip(actions[1:], actions, strict=False))
+    under_way = set()
+
+    @cache
+    def end(action):
+        if action in under_way:
+            raise StuckError(f"{action} waits for itself")
+        under_way.add(action)
+        waits = needs(action, last) + ([before[action]] if queue and action in before else [])
+        if missing := [each for each in waits if each not in everything]:
+            raise StuckError(f"{action} waits for {missing[0]}, which is in no list")
+        return join([0.0, *map(end, waits)]) + seconds[action.kind]
+
+    everything = {action for actions in plan for action in actions}
+    return {action: end(action) for actions in plan for action in actions}
+
+
+def no_gradients(action, last):
+    return [each for each in inputs_of(action, last) if each.kind == "F" or action.kind == "F"]
+
+
+def no_activations(action, last):
+    return [each for each in inputs_of(action, last) if action.kind == "B"]
+
+
+def interleaved_by_hand():
+    """Two ranks with two stages each, two micro-batches."""
+    text = ("0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1")
+    return [[Action(int(each[0]), each[1], int(each[2])) for each in row.split()] for row in text]
+
+
+def plans(variant):
+    p, m = variant.ranks, variant.size
+    return {
+        "naive, 3 ranks": [right_gpipe(rank, 3, 1) for rank in range(3)],
+        "GPipe, 4 ranks, 5 micro-batches": [right_gpipe(rank, 4, 5) for rank in range(4)],
+        f"1F1B, {p} ranks, {m} micro-batches": [right_one_f_one_b(rank, p, m) for rank in range(p)],
+        "1F1B, 4 ranks, 8 micro-batches": [right_one_f_one_b(rank, 4, 8) for rank in range(4)],
+        "one rank": [right_gpipe(0, 1, 3)],
+        "two stages on each of 2 ranks": interleaved_by_hand(),
+    }
+
+
+DEADLOCKS = {
+    "a last rank whose backward comes before its forward": ["0F0 0B0", "1B0 1F0"],
+    "a rank that wants a gradient before it has sent what it is of": ["0F0 0B1 0F1 0B0", "1F0 1F1 1B0 1B1"],
+}
+
+
+def observe_deadlock(answer, plan):
+    try:
+        found = answer(plan, {"F": 1.0, "B": 2.0})
+    except RuntimeError:
+        return "RuntimeError"
+    return describe(found)
+
+
+@check("14.5")
+def check_ends(answer, variant):
+    """Every action ends when its rank and its inputs let it, and a deadlock is one error."""
+    for seconds in ({"F": 1.0, "B": 2.0}, {"F": 3.0, "B": 1.0}):
+        for name, plan in plans(variant).items():
+            got = answer(plan, dict(seconds))
+            compare_ends(got, plan, seconds, f"{name}, F {seconds['F']:g} and B {seconds['B']:g}")
+    for name, rows in DEADLOCKS.items():
+        plan = [[Action(int(each[0]), each[1], int(each[2])) for each in row.split()] for row in rows]
+        slip = "if a whole round over the ranks moves none of them, nothing will: raise RuntimeError"
+        (got,) = on_ranks(1, observe_deadlock, answer, plan, timeout=6.0, slip=slip)
+        expect(f"a deadlock, {name}", got, "RuntimeError", slip=slip)
+
+
+def compare_ends(got, plan, seconds, where):
+    wanted = timed(plan, seconds)
+    if not isinstance(got, dict):
+        raise AnswerError(f"{where}: expected a dict of the actions' ends, got {describe(got)}")
+    if got.keys() != wanted.keys():
+        missing = [each for each in wanted if each not in got]
+        extra = [each for each in got if each not in wanted]
+        raise AnswerError(
+            f"{where}: expected {len(wanted)} actions, got {len(got)}: {(missing or extra)[0]} is "
+            f"{'missing' if missing else 'in no list'}\nlikely slip: a rank whose next action has no inputs yet has to "
+            "be looked at again, when other ranks have moved"
+        )
+    others = {
+        "a rank does one thing at a time: an action also waits for the one before it in the list": timed(
+            plan, seconds, queue=False
+        ),
+        "a backward waits for the gradient from the next stage": timed(plan, seconds, needs=no_gradients),
+        "a forward waits for the activations of the stage before": timed(plan, seconds, needs=no_activations),
+        "these are the beginnings": {each: end - seconds[each.kind] for each, end in wanted.items()},
+        "F and B take different times": timed(plan, dict.fromkeys("FB", seconds["F"])),
+        "an action waits for the latest of its inputs; their times do not add up": timed(plan, seconds, join=sum),
+        "an action begins with the latest of its inputs, not the earliest": timed(
+            plan, seconds, join=lambda all_: min(all_[1:], default=0.0)
+        ),
+    }
+    slip = next((text for text, ends in others.items() if expected_same(got, ends)), None)
+    for action in sorted(wanted, key=lambda each: wanted[each]):
+        expect(f"the end of {action}, {where}", got[action], wanted[action], slip=slip)
+
+
+def expected_same(got, ends):
+    return all(type(got[each]) in (int, float) and abs(got[each] - end) < 1e-9 for each, end in ends.items())
+
+
+# 14.6
+
+OUT, IN = 4, 5
+
+
+def inputs(variant, seed=0):
+    """x, weight, bias, and the gradient of the output."""
+    shapes = ((2, variant.size, IN), (OUT, IN), (OUT,), (2, variant.size, OUT))
+    return [randn(*shape, seed=100 * variant.seed + 10 * seed + n) for n, shape in enumerate(shapes)]
+
+
+def calls_of(later):
+    if not all(map(callable, later)):
+        raise AnswerError(f"later: expected functions without arguments, got {describe(later[0])}")
+    return list(later)
+
+
+@check("14.6")
+def check_linear_later(answer, variant):
+    """The gradient of x at once, those of weight and bias when they are asked for; nothing is computed twice."""
+    x, weight, bias, gradient = inputs(variant)
+    rows, x_rows = gradient.flatten(0, -2), x.flatten(0, -2)
+    product = 2 * rows.numel() * IN  # floating-point operations of one of the two products
+    later = []
+    linear = answer(later)
+    if not callable(linear):
+        raise AnswerError(f"expected a function of x, weight and bias, got {describe(linear)}")
+    leaf, w, b = (nn.Parameter(each.clone()) for each in (x, weight, bias))
+    y = linear(leaf * 1, w, b)
+    EXACT("the output", y.detach() if isinstance(y, Tensor) else y, F.linear(x, weight, bias))
+    slip = "forward has put something into `later`: the gradient of y is not there yet"
+    expect("functions in `later` after forward", len(later), 0, slip=slip)
+    if not y.requires_grad:
+        raise AnswerError("the output has no gradient\nlikely slip: return `apply` of an autograd function")
+    with FlopCounterMode(display=False) as counter:
+        y.backward(gradient)
+    left = "nothing was put off: the gradients of the weights are computed in backward"
+    expect("weight.grad after backward", None if w.grad is None else "a gradient", None, slip=left)
+    expect("bias.grad after backward", None if b.grad is None else "a gradient", None, slip=left + ", the bias's too")
+    slip = "the gradient of x is put off, too: the stage before waits for it"
+    EXACT("x's gradient after backward", leaf.grad, gradient @ weight, slips={slip: torch.zeros_like(x)}, slip=None)
+    slip = "the product of the gradient and x is done in backward: only adding it up is left for later"
+    expect("floating-point operations of backward", counter.get_total_flops(), product, slip=slip)
+    if not later:
+        raise AnswerError("functions in `later` after backward: expected one, got none\nlikely slip: append it there")
+    with FlopCounterMode(display=False) as counter:
+        try:
+            for call in calls_of(later):
+                call()
+        except RuntimeError as error:
+            if "size" not in str(error):
+                raise
+            slip = "of x and the gradient of y one is transposed, so that the product has the weight's shape"
+            raise AnswerError(f"a function of `later`: {error}\nlikely slip: {slip}") from error
+    slips = {"this is the mean over the rows": rows.T @ x_rows / len(rows)}
+    EXACT("weight.grad when all of `later` has been called", w.grad, rows.T @ x_rows, slips=slips)
+    EXACT("bias.grad when all of `later` has been called", b.grad, rows.sum(0), slip="the bias is added to every row")
+    slip = "the product was recorded by autograd, and keeps x's graph alive: `x.detach()`, or torch.no_grad()"
+    expect("weight.grad has a graph", w.grad.requires_grad, False, slip=slip)
+    expect("floating-point operations of `later`", counter.get_total_flops(), product)
+    check_two(answer, variant, product)
+
+
+def check_two(answer, variant, product):
+    """Two micro-batches, the second without a gradient of x."""
+    later = []
+    linear = answer(later)
+    _, weight, bias, _ = inputs(variant)
+    w, b = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+    total_w, total_b = torch.zeros_like(weight), torch.zeros_like(bias)
+    for seed, needs in ((1, True), (2, False)):
+        x, _, _, gradient = inputs(variant, seed)
+        y = linear(x.clone().requires_grad_(needs), w, b)
+        with FlopCounterMode(display=False) as counter:
+            y.backward(gradient.transpose(0, 1).contiguous().transpose(0, 1))
+        if not needs:
+            slip = "the first stage's x needs no gradient: `ctx.needs_input_grad` says so"
+            expect("floating-point operations of a backward without x", counter.get_total_flops(), 0, slip=slip)
+        rows = gradient.flatten(0, -2)
+        total_w, total_b = total_w + rows.T @ x.flatten(0, -2), total_b + rows.sum(0)
+        last_w, last_b = rows.T @ x.flatten(0, -2), rows.sum(0)
+    for call in calls_of(later):
+        call()
+    slips = {"`.grad` was replaced: gradients of micro-batches add up": last_w}
+    slip = "each backward puts off its own micro-batch: keep x and gradient of each"
+    EXACT("weight.grad of two micro-batches", w.grad, total_w, slips=slips, slip=slip)
+    slips = {"`.grad` of the bias was replaced: gradients of micro-batches add up": last_b}
+    EXACT("bias.grad of two micro-batches", b.grad, total_b, slips=slips, slip=slip)
+
+
+# 14.7
+
+LISTS = {
+    "GPipe": "0F0 0F1 0F2 0B0 0B1 0B2",
+    "GPipe, backwards from the last": "1F0 1F1 1F2 1B2 1B1 1B0",
+    "1F1B": "2F0 2F1 2B0 2F2 2B1 2B2",
+    "two stages": "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1",
+    "two stages, mixed": "3F0 1F0 3B0 1B0 3F1 1F1 1B1 3B1",
+    "zero bubble": "0F0 0F1 0I0 0I1 0W0 0W1",
+    "zero bubble, two stages": "1F0 1F1 3F0 3I0 3F1 1I0 3W0 3I1 1W0 1I1 3W1 1W1",
+    "a whole backward and a split one": "0F0 0F1 0I0 0W0 0B1",
+}
+
+
+@check("14.7")
+def check_when_to_reduce(answer, variant):
+    """ZeRO-1 once for each stage, as soon as its gradients are complete; ZeRO-2 after each micro-batch."""
+    for name, text in LISTS.items():
+        actions = [Action(int(each[0]), each[1], int(each[2])) for each in text.split()]
+        for zero in (1, 2):
+            got = answer(list(actions), zero)
+            where = f"ZeRO-{zero}, {name}: {text}"
+            if not isinstance(got, list | tuple) or not all(type(at) is int for at in got):
+                raise AnswerError(f"{where}: expected a list of positions, got {describe(got)}")
+            slips = reducing_slips(actions, zero)
+            expect(f"positions, {where}", list(got), slips.pop(""), slips=slips)
+
+
+def reducing_slips(actions, zero):
+    """What mistakes give, by their explanation; "" is the right answer."""
+
+    def lasts(at_each):
+        return sorted({actions[at].stage: at for at in at_each}.values())
+
+    def of(kinds):
+        return [at for at, each in enumerate(actions) if each.kind in kinds]
+
+    done, newest = of("BW"), max(each.micro for each in actions)
+    firsts = {}
+    for at in done:
+        firsts.setdefault(actions[at].stage, at)
+    once = lasts(done)
+    by_stage = [at for _, at in sorted({actions[at].stage: at for at in done}.items())]
+    wanted = once if zero == 1 else done
+    found = {
+        "ZeRO-1 keeps whole gradients for the step: one message for each stage, not one for each micro-batch": done,
+        "ZeRO-2 keeps no whole gradients from one micro-batch to the next": once,
+        "the last in the list counts, which need not be the micro-batch with the largest number": [
+            at for at in done if actions[at].micro == newest
+        ],
+        "one position for all stages: a stage whose gradients are complete need not wait for the others": [
+            len(actions) - 1
+        ],
+        "I computes the gradient of the input; those of the weights come with W": (
+            lasts(of("BI")) if zero == 1 else of("BI")
+        ),
+        "backward in two parts adds to gradients, too: it has no B": lasts(of("B")) if zero == 1 else of("B"),
+        "positions are in the order of the list": by_stage,
+        "the gradients are complete after the last backward, not after the first": sorted(firsts.values()),
+        "these are counted from 1": [at + 1 for at in wanted],
+        "after I and after W: a micro-batch's gradients are complete once": of("BIW"),
+        "these are the actions' micro-batches or stages, not their positions": [actions[at].micro for at in wanted],
+    }
+    return {"": wanted} | {text: slip for text, slip in found.items() if slip != wanted}

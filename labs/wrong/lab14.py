@@ -1,0 +1,387 @@
+"""Wrong answers to lab 14, each with words that its rejection must contain."""
+
+from minifsdp.course.workshop.wrong import wrong
+
+# 14.1
+
+
+@wrong("14.1", "as many layers on each rank, whatever they cost")
+def place(costs, ranks):
+    """Places by number."""
+    return [len(part) for part in torch.arange(len(costs)).tensor_split(ranks)]
+
+
+@wrong("14.1", "a stage closed as soon as it has reached the average")
+def place(costs, ranks):
+    """Fills each stage up to the average."""
+    counts, filled = [0], 0
+    for cost in costs:
+        if filled >= sum(costs) / ranks and len(counts) < ranks:
+            counts.append(0)
+            filled = 0
+        counts[-1] += 1
+        filled += cost
+    return counts
+
+
+@wrong("14.1", "a layer across a share of the total may belong on either side")
+def place(costs, ranks):
+    """Cuts at multiples of the average."""
+    counts, passed = [0] * ranks, 0
+    for cost in costs:
+        counts[min(ranks - 1, int(passed / (sum(costs) / ranks)))] += 1
+        passed += cost
+    return counts
+
+
+wrong("14.1", "these are the ranks' first layers").diff("""
+Returns where the stages begin.
+- return best(len(costs), ranks)[1]
++ counts = best(len(costs), ranks)[1]
++ return [sum(counts[:rank]) for rank in range(ranks)]
+""")
+wrong("14.1", "a stage without a layer").diff("""
+Lets a stage be empty.
+- for begin in range(stages - 1, end):
++ for begin in range(end, -1, -1):
+- return min(found)
++ return min(found, key=lambda each: each[0])
+""")
+wrong("14.1", "the sum of the squares is as small as can be").diff("""
+Makes the stages alike, by the squares of their sums.
+-         return sum(costs[:end]), [end]
++         return sum(costs[:end]) ** 2, [end]
+-         found.append((max(slowest, sum(costs[begin:end])), [*counts, end - begin]))
++         found.append((slowest + sum(costs[begin:end]) ** 2, [*counts, end - begin]))
+""")
+wrong("14.1", "with the ranks from last to first").diff("""
+Puts the last stage first.
+-         found.append((max(slowest, sum(costs[begin:end])), [*counts, end - begin]))
++         found.append((max(slowest, sum(costs[begin:end])), [end - begin, *counts]))
+""")
+wrong("14.1", "each layer is on one rank").diff("""
+Forgets the last layer.
+- return best(len(costs), ranks)[1]
++ return best(len(costs) - 1 or 1, ranks if len(costs) > ranks else ranks - 1 or 1)[1]
+""")
+
+# 14.2
+
+wrong("14.2", "m times too much, unless it is scaled").diff("""
+Scales nothing.
+- loss = loss_fn(forward(rows), wanted) * (len(rows) / len(x))
++ loss = loss_fn(forward(rows), wanted)
+""")
+wrong("14.2", "a micro-batch counts by its rows").diff("""
+Takes the mean of the micro-batches.
+- loss = loss_fn(forward(rows), wanted) * (len(rows) / len(x))
++ loss = loss_fn(forward(rows), wanted) / micros
+""")
+wrong("14.2", "all micro-batches go forward first").diff("""
+Goes backward once, at the end.
+-     loss.backward()
+-     losses.append(loss.detach())
+- return torch.stack(losses).sum()
++     losses.append(loss)
++ total = torch.stack(losses).sum()
++ total.backward()
++ return total.detach()
+""")
+wrong("14.2", "`chunk` makes other ones").diff("""
+Cuts with `chunk`.
+- for rows, wanted in zip(x.tensor_split(micros), target.tensor_split(micros), strict=True):
++ for rows, wanted in zip(x.chunk(micros), target.chunk(micros), strict=True):
+""")
+wrong("14.2", "return a detached loss").diff("""
+Returns the loss with its graph.
+-     losses.append(loss.detach())
++     losses.append(loss)
+""")
+wrong("14.2", "this is the last micro-batch's share of the loss").diff("""
+Returns the last loss.
+- return torch.stack(losses).sum()
++ return losses[-1]
+""")
+wrong("14.2", "this is the sum of the micro-batches' losses").diff("""
+Adds up losses that are not scaled.
+- loss = loss_fn(forward(rows), wanted) * (len(rows) / len(x))
+- loss.backward()
++ loss = loss_fn(forward(rows), wanted)
++ (loss * (len(rows) / len(x))).backward()
+""")
+wrong("14.2", "no backward").diff("""
+Forgets to go backward.
+-     loss.backward()
+""")
+
+# 14.3
+
+wrong("14.3", "backwards begin with micro-batch 0 here").diff("""
+Goes backward from the last micro-batch to the first.
+- return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ first = [Action(rank, "F", micro) for micro in range(micros)]
++ return first + [Action(rank, "B", micro) for micro in reversed(range(micros))]
+""")
+wrong("14.3", "a backward after each forward").diff("""
+Goes backward after each forward.
+- return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ return [Action(rank, kind, micro) for micro in range(micros) for kind in ("F", "B")]
+""")
+wrong("14.3", "the two were swapped").diff("""
+Swaps stage and micro-batch.
+- return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ return [Action(micro, kind, rank) for kind in ("F", "B") for micro in range(micros)]
+""")
+wrong("14.3", "backward cannot come before forward").diff("""
+Begins with backwards.
+- return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ return [Action(rank, kind, micro) for kind in ("B", "F") for micro in range(micros)]
+""")
+wrong("14.3", "is another rank's").diff("""
+Does every stage's work.
+- return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ return [Action(stage, kind, micro) for kind in ("F", "B") for micro in range(micros) for stage in range(ranks)]
+""")
+wrong("14.3", "a forward without a backward trains nothing").diff("""
+Forgets the backwards.
+- return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ return [Action(rank, "F", micro) for micro in range(micros)]
+""")
+wrong("14.3", "does F for micro-batch").diff("""
+Goes backward with one micro-batch less.
+- return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ first = [Action(rank, "F", micro) for micro in range(micros)]
++ return first + [Action(rank, "B", micro) for micro in range(micros - 1)]
+""")
+wrong("14.3", "is of stage 0").diff("""
+Does the work of stage 0 on every rank.
+- return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ return [Action(0, kind, micro) for kind in ("F", "B") for micro in range(micros)]
+""")
+
+# 14.4
+
+wrong("14.4", "one forward too many is ahead").diff("""
+Goes as many forwards ahead as there are stages from its own on.
+- ahead = min(ranks - 1 - rank, micros)
++ ahead = min(ranks - rank, micros)
+""")
+wrong("14.4", "count the ranks behind, not those before").diff("""
+Counts from the wrong end.
+- ahead = min(ranks - 1 - rank, micros)
++ ahead = min(rank, micros)
+""")
+wrong("14.4", "every rank goes ahead as far as the first").diff("""
+Takes the same number on every rank.
+- ahead = min(ranks - 1 - rank, micros)
++ ahead = min(ranks - 1, micros)
+""")
+wrong("14.4", "two forwards ahead for each rank behind").diff("""
+Warms up as interleaved 1F1B.
+- ahead = min(ranks - 1 - rank, micros)
++ ahead = min(2 * (ranks - 1 - rank), micros)
+""")
+wrong("14.4", "there may be fewer micro-batches than ranks behind this one").diff("""
+Does micro-batches that do not exist.
+- ahead = min(ranks - 1 - rank, micros)
++ ahead = ranks - 1 - rank
+- found += [Action(rank, "B", micro) for micro in range(micros - ahead, micros)]
++ found += [Action(rank, "B", micro) for micro in range(max(0, micros - ahead), micros)]
+""")
+wrong("14.4", "not of the newest").diff("""
+Goes backward with the newest micro-batch.
+-     found += [Action(rank, "F", micro), Action(rank, "B", micro - ahead)]
+- found += [Action(rank, "B", micro) for micro in range(micros - ahead, micros)]
++     found += [Action(rank, "F", micro), Action(rank, "B", micro)]
++ found += [Action(rank, "B", micro) for micro in range(ahead)]
+""")
+wrong("14.4", "the backwards that are left at the end are missing").diff("""
+Forgets the end.
+- found += [Action(rank, "B", micro) for micro in range(micros - ahead, micros)]
+""")
+wrong("14.4", "in a pair the forward comes first").diff("""
+Begins each pair with the backward.
+-     found += [Action(rank, "F", micro), Action(rank, "B", micro - ahead)]
++     found += [Action(rank, "B", micro - ahead), Action(rank, "F", micro)]
+""")
+wrong("14.4", "each waits for the whole way there and back").diff("""
+Goes ahead on no rank.
+- ahead = min(ranks - 1 - rank, micros)
++ ahead = 0
+""")
+wrong("14.4", "all forwards first is GPipe").diff("""
+Goes ahead with all micro-batches.
+- ahead = min(ranks - 1 - rank, micros)
++ ahead = micros
+""")
+
+# 14.5
+
+wrong("14.5", "a rank does one thing at a time").diff("""
+Lets a rank do everything at once.
+- clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
++ clocks[rank] = max([0.0, *(end[each] for each in needed)]) + seconds[kind]
+""")
+wrong("14.5", "a backward waits for the gradient from the next stage").diff("""
+Forgets the gradient.
+- needed += [Action(stage + 1, "B", micro)] if stage < last else []
+""")
+wrong("14.5", "a forward waits for the activations of the stage before").diff("""
+Forgets the activations.
+- needed = [Action(stage - 1, "F", micro)] if kind == "F" and stage > 0 else []
++ needed = []
+""")
+wrong("14.5", "these are the beginnings").diff("""
+Writes down when an action begins.
+- end[action] = clocks[rank]
++ end[action] = clocks[rank] - seconds[kind]
+- clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
++ clocks[rank] = max([clocks[rank], *(end[each] + seconds[each.kind] for each in needed)]) + seconds[kind]
+""")
+wrong("14.5", "F and B take different times").diff("""
+Lets everything take as long as a forward.
+- clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
++ clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds["F"]
+""")
+wrong("14.5", "has to be looked at again").diff("""
+Goes around the ranks once.
+-                 positions[rank] += 1
+-                 moved = True
++                 positions[rank] += 1
+- if len(end) < sum(map(len, plan)):
+-     raise RuntimeError("the plan is a deadlock")
+""")
+wrong("14.5", "nothing will: raise RuntimeError").diff("""
+Goes around the ranks until everything is done.
+- while moved:
++ while len(end) < sum(map(len, plan)):
+""")
+wrong("14.5", "if a whole round over the ranks moves none of them").diff("""
+Returns what has run before the deadlock.
+- if len(end) < sum(map(len, plan)):
+-     raise RuntimeError("the plan is a deadlock")
+""")
+wrong("14.5", "their times do not add up").diff("""
+Adds up what an action waits for.
+- clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
++ clocks[rank] = sum([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
+""")
+wrong("14.5", "the end of").diff("""
+Takes the last rank's stage for the last one.
+- last = max(action.stage for actions in plan for action in actions)
++ last = len(plan) - 1
+""")
+
+# 14.6
+
+wrong("14.6", "nothing was put off: the gradients of the weights are computed in backward").diff("""
+Puts nothing off.
+-         later.append(finish)
++         finish()
+""")
+wrong("14.6", "the gradient of x is put off, too").diff("""
+Leaves the gradient of x for later as well.
+-         later.append(finish)
+-         return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
++         later.append(finish)
++         return torch.zeros_like(x), None, None
+""")
+wrong("14.6", "only adding it up is left for later").diff("""
+Computes the product in backward.
+-             add(weight, rows.T @ x_rows)
+-             add(bias, rows.sum(0))
+-         later.append(finish)
++             add(weight, product)
++             add(bias, rows.sum(0))
++         product = rows.T @ x_rows
++         later.append(finish)
+""")
+wrong("14.6", "`.grad` was replaced: gradients of micro-batches add up").diff("""
+Replaces the gradient.
+-     parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
++     parameter.grad = gradient
+""")
+wrong("14.6", "keeps x's graph alive").diff("""
+Lets autograd record the product.
+-         rows, x_rows = gradient.flatten(0, -2), x.detach().flatten(0, -2)
++         rows, x_rows = gradient.flatten(0, -2), x.flatten(0, -2)
+""")
+wrong("14.6", "so that the product has the weight's shape").diff("""
+Transposes x.
+-             add(weight, rows.T @ x_rows)
++             add(weight, x_rows.T @ rows)
+""")
+wrong("14.6", "the first stage's x needs no gradient").diff("""
+Computes a gradient of x even where none is needed.
+-         return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
++         return gradient @ weight, None, None
+""")
+wrong("14.6", "the bias is added to every row").diff("""
+Takes the mean over the rows for the bias.
+-             add(bias, rows.sum(0))
++             add(bias, rows.mean(0))
+""")
+wrong("14.6", "the bias's too").diff("""
+Returns the bias's gradient at once.
+-             add(bias, rows.sum(0))
+-         later.append(finish)
+-         return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
++         later.append(finish)
++         return gradient @ weight if ctx.needs_input_grad[0] else None, None, rows.sum(0)
+""")
+wrong("14.6", "expected one, got none").diff("""
+Forgets what was to be done later.
+-         later.append(finish)
+""")
+
+# 14.7
+
+wrong("14.7", "one message for each stage, not one for each micro-batch").diff("""
+Reduces after each micro-batch, whatever the stage of ZeRO.
+- if zero == 2:
+-     return done
+- return sorted({actions[at].stage: at for at in done}.values())
++ return done
+""")
+wrong("14.7", "ZeRO-2 keeps no whole gradients").diff("""
+Reduces once, whatever the stage of ZeRO.
+- if zero == 2:
+-     return done
+""")
+wrong("14.7", "need not be the micro-batch with the largest number").diff("""
+Waits for the micro-batch with the largest number.
+- return sorted({actions[at].stage: at for at in done}.values())
++ newest = max(action.micro for action in actions)
++ return [at for at in done if actions[at].micro == newest]
+""")
+wrong("14.7", "one position for all stages").diff("""
+Reduces everything at the end.
+- return sorted({actions[at].stage: at for at in done}.values())
++ return [len(actions) - 1]
+""")
+wrong("14.7", "it has no B").diff("""
+Looks for whole backwards alone.
+- done = [at for at, action in enumerate(actions) if action.kind in ("B", "W")]
++ done = [at for at, action in enumerate(actions) if action.kind == "B"]
+""")
+wrong("14.7", "those of the weights come with W").diff("""
+Takes I for the end of a backward.
+- done = [at for at, action in enumerate(actions) if action.kind in ("B", "W")]
++ done = [at for at, action in enumerate(actions) if action.kind in ("B", "I")]
+""")
+wrong("14.7", "a micro-batch's gradients are complete once").diff("""
+Reduces after I and after W.
+- done = [at for at, action in enumerate(actions) if action.kind in ("B", "W")]
++ done = [at for at, action in enumerate(actions) if action.kind != "F"]
+""")
+wrong("14.7", "positions are in the order of the list").diff("""
+Sorts by stage.
+- return sorted({actions[at].stage: at for at in done}.values())
++ found = {actions[at].stage: at for at in done}
++ return [found[stage] for stage in sorted(found)]
+""")
+wrong("14.7", "not after the first").diff("""
+Keeps the first backward of each stage.
+- return sorted({actions[at].stage: at for at in done}.values())
++ return sorted({actions[at].stage: at for at in reversed(done)}.values())
+""")

@@ -1,0 +1,67 @@
+"""A rank's list with 1F1B, and the messages between replicas of its stage that each way of data parallelism needs."""
+
+from __future__ import annotations
+
+from draw.canvas import canvas
+from draw.fsdp.drawing import say
+from draw.split.lanes import MICROS, RANKS, runs
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from minifsdp.course.ladder.pipeline import data_parallel
+from minifsdp.course.plots.palette import GATHER, INK, REDUCE, ink_on
+from minifsdp.course.plots.schedules import colour_of
+from minifsdp.course.reference.lab14 import when_to_reduce
+
+RANK = 1
+WAYS = {"ZeRO-1": "zero1", "ZeRO-2": "zero2", "ZeRO-3": "fsdp", "FSDP2, kept": "fsdp2"}
+
+
+def _marks(way: str) -> tuple[list[float], list[float]]:
+    """The times of gathers and of reductions."""
+    run = runs()["1F1B"]
+    row = run.rows[RANK]
+    once, every = ([row[at].end for at in when_to_reduce(run.plan[RANK], zero)] for zero in (1, 2))
+    gathers = {
+        "zero1": [row[-1].end + 1],
+        "zero2": [row[-1].end + 1],
+        "fsdp": [each.start for each in row],
+        "fsdp2": [row[0].start],
+    }
+    found = gathers[way], once if way in ("zero1", "fsdp2") else every
+    assert tuple(map(len, found)) == tuple(data_parallel(way, MICROS))
+    return found
+
+
+def _ticks(axes: Axes, at: list[float], height: float, colour: str) -> None:
+    for time in at:
+        axes.plot([time, time], [height - 0.36, height + 0.36], color=colour, lw=6, solid_capstyle="butt")
+
+
+def draw_reductions() -> Figure:
+    """One lane of 1F1B; below it a row for each way, with a mark for each message."""
+    figure = canvas(4.8)
+    axes = figure.subplots()
+    run = runs()["1F1B"]
+    for action, start, end in run.rows[RANK]:
+        colour = colour_of(action)
+        axes.barh(0, end - start, 0.84, start, color=colour, edgecolor="white", linewidth=0.8)
+        say(axes, (start + end) / 2, 0.03, str(action.micro), color=ink_on(colour))
+    names = [f"rank {RANK} of {RANKS}"]
+    for height, (name, way) in enumerate(WAYS.items(), 1):
+        gathers, reductions = _marks(way)
+        _ticks(axes, gathers, height, GATHER)
+        _ticks(axes, reductions, height, REDUCE)
+        factor = (len(gathers) + len(reductions)) / sum(data_parallel("zero1", MICROS))
+        counts = f"{len(gathers)} + {len(reductions)}"
+        say(axes, run.length + 1.2, height, f"{counts}, {factor:g} x", ha="left")
+        names.append(name)
+    say(axes, run.length + 1.2, 0, "messages, bytes", ha="left", color=INK)
+    say(axes, 0, 5.0, "all-gather of parameters", ha="left", color=GATHER, fontweight="bold")
+    say(axes, 19, 5.0, "reduce-scatter of gradients", ha="left", color=REDUCE, fontweight="bold")
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.set(xticks=[], ylim=(5.4, -0.6), xlim=(-0.4, run.length + 10.5))
+    for side in axes.spines.values():
+        side.set_visible(False)
+    return figure
