@@ -797,8 +797,8 @@ plots.lines(
     title=f"On 4 ranks a block keeps {activations['tensor parallel'][4] / one:.0%} of its activations, "
     f"with sequence parallelism {activations['with sequence parallelism'][4] / one:.0%}",
     says="Kept between forward and backward on each rank, in tensors of s b h elements. Diamonds: expected, 4 + 12 / t "
-    "and, with sequence parallelism, 2 + 14 / t; in black 16 / t, if everything were sharded. The sums of norms and "
-    "softmax add about 1 %.",
+    "and, with sequence parallelism, 2 + 14 / t; in black 16 / t, if everything were sharded. Norms' and "
+    "softmax's sums add 1 %.",
     lab="13",
 )
 
@@ -844,7 +844,7 @@ forward = {name: each["after forward"] / 2**20 for name, each in totals.items()}
 plots.stages(
     held["t = 4, sequence"],
     earlier={name: totals[name] for name in ("one process", "t = 4")},
-    title=f"After forward: {forward['one process']:.1f} MiB on one process, {forward['t = 4']:.1f} with t = 4, "
+    title=f"{forward['one process']:.1f} MiB after forward, {forward['t = 4']:.1f} with t = 4, "
     f"{forward['t = 4, sequence']:.1f} with sequence parallelism",
     says="Bytes of rank 0 in the second step; colours: t = 4 with sequence parallelism. All ranks work on the same 8 "
     "sequences. Norms, positions and two biases per block are whole, all other parameters sharded to a quarter.",
@@ -1023,9 +1023,9 @@ for link in (NVLINK, NETWORK):
 
 # %% [markdown]
 # On NVLink, 8 ranks wait for messages during 28 % of the time, and during 4 % with pieces: the products hide the rest.
-# With one network card of 400 Gb/s per GPU, 4 or 8 ranks wait about half of the time or more even with pieces, because
-# the messages take longer than the products that should hide them. So tensor parallelism stays inside a host, with or
-# without pieces.
+# With one network card of 400 Gb/s per GPU, even with pieces 4 ranks wait during 43 % of the time and 8 ranks during
+# 73 %, because the messages take longer than the products that should hide them. So tensor parallelism stays inside a
+# host, with or without pieces.
 #
 # The authors of torchtitan measured a model of 70 billion parameters in bf16 on 256 H100, with tensor parallelism
 # inside each host (t = 8) and FSDP across the hosts: 597 tokens per second and GPU without pieces, 652 with them.
