@@ -57,6 +57,15 @@ def factors(variant):
     return [example, *others]
 
 
+TOO_FEW = (
+    "`chunk` returns fewer than t parts if the dimension is short: the last ranks then have no columns, or no rows"
+)
+UNEQUAL = (
+    "an all-gather needs parts of equal size, but the last ranks have fewer columns: pad every rank's product with "
+    "zeros to ceil(out / t) columns, and remove the columns beyond `out` after the gather"
+)
+
+
 def observe_multiply(answer, cases):
     """For each case and split: product, messages, floating-point operations, and whether x and w are unchanged."""
     found = []
@@ -67,11 +76,12 @@ def observe_multiply(answer, cases):
             try:
                 with comm.record() as calls, FlopCounterMode(display=False) as counter:
                     got = answer(x, w, by, comm.world())
-            except IndexError as error:
-                raise AnswerError(
-                    f"{by}, {list(x.shape)} times {list(w.shape)}: it raises {error!r}\nlikely slip: `chunk` returns "
-                    "fewer than t parts if the dimension is short: the last ranks then have no columns, or no rows"
-                ) from error
+            except (IndexError, RuntimeError, ValueError) as error:
+                slip = TOO_FEW if isinstance(error, IndexError) else UNEQUAL
+                if slip == UNEQUAL and not re.search(r"are not \d+ parts of|world_size times input", str(error)):
+                    raise
+                where = f"{by}, {list(x.shape)} times {list(w.shape)}"
+                raise AnswerError(f"{where}: it raises {error!r}\nlikely slip: {slip}") from error
             unchanged = torch.equal(x, given[0]) and torch.equal(w, given[1])
             got = got.cpu() if isinstance(got, Tensor) else got
             found.append((by, *case, got, kinds(calls), counter.get_total_flops(), unchanged))
@@ -82,7 +92,7 @@ def observe_multiply(answer, cases):
 def check_multiply(answer, variant):
     """The product is whole on every rank, after one all-gather for columns and one all-reduce for rows."""
     t = variant.ranks
-    for rank, found in enumerate(on_ranks(t, observe_multiply, answer, factors(variant))):
+    for rank, found in enumerate(on_ranks(t, observe_multiply, answer, factors(variant), slip=UNEQUAL)):
         for by, x, w, got, calls, flops, unchanged in found:
             where = f"{by}, {list(x.shape)} times {list(w.shape)} on {t} ranks"
             dim = 1 if by == "columns" else 0
@@ -117,9 +127,9 @@ def columns_slips(x, w, t, rank, size):
 
 def rows_slips(x, w, t, rank, size):
     mine = slice(rank * size, (rank + 1) * size)
-    summand = x[:, mine] @ w[mine]
+    partial_sum = x[:, mine] @ w[mine]
     slips = {
-        "this is only this rank's partial sum: the partial sums of all ranks have to be added up": summand,
+        "this is only this rank's partial sum: the partial sums of all ranks have to be added up": partial_sum,
         "partial sums are added up; a mean also divides by t": x @ w / t,
         "this is the maximum of the ranks' partial sums, not their sum": torch.stack(
             [x[:, each] @ w[each] for each in (slice(r * size, (r + 1) * size) for r in range(t))]
@@ -405,10 +415,10 @@ def compare_mlp(found, whole, t, rank):
     expect(f"{where}, x and parameters unchanged", same, True, rank=rank, slip="do not change x or the parameters")
 
 
-def gradient_slips(name, right, summand, t):
+def gradient_slips(name, right, partial_sum, t):
     slips = {f"the gradient is {t} times too large: f or g was applied once too often": t * right}
     if name == "x":
-        slips["this is only this rank's partial sum: apply f to x before the first product"] = summand
+        slips["this is only this rank's partial sum: apply f to x before the first product"] = partial_sum
     if name == "down_bias":
         slips = {
             "a rank that does not add the bias has no gradient for it, and its copy drifts away from the others: "
@@ -456,8 +466,14 @@ def observe_losses(answer, cases):
                 f"{name}, rank {rank}: it raises {error}\nlikely slip: a token's target may be on another rank: "
                 "subtract `first` from it, read column 0 if the target is not on this rank, and replace that value by 0"
             ) from error
-        if not (isinstance(loss, Tensor) and loss.requires_grad):
-            raise AnswerError(f"expected the loss as a tensor with a gradient, got {describe(loss)}")
+        if not isinstance(loss, Tensor):
+            raise AnswerError(f"expected the loss as a tensor, got {describe(loss)}")
+        if not loss.requires_grad:
+            raise AnswerError(
+                "the loss: expected a tensor that requires a gradient, got one that does not\nlikely slip: only the "
+                "maximum needs no gradient: sum the exponentials and the target's logit over the ranks with `g`, "
+                "without `detach()` or `no_grad()`"
+            )
         with comm.record() as backward:
             (3 * loss).sum().backward()
         gradient = torch.zeros_like(mine) if mine.grad is None else mine.grad
@@ -491,7 +507,10 @@ def compare_loss(seen, case, t, rank):
             "likely slip: logits must not be gathered, because they are the largest tensor of all"
         )
     slips = loss_slips(logits, targets, t, rank)
-    slip = "the loss is the log of the sum of exp(x - m) over all classes, minus the target's x - m"
+    slip = (
+        "compare with log(sum of exp(x - m)) - (x_target - m): the maximum m and the sum are over all ranks, and only "
+        "the rank with the target contributes x_target - m, the others 0"
+    )
     if not bool(torch.isfinite(loss).all()):
         slip = "exp of a large logit is inf: first subtract the token's maximum over all ranks"
         if bool(loss.lt(0).all()):
@@ -538,7 +557,6 @@ def loss_slips(logits, targets, t, rank):
     total = (logits - largest[:, None]).exp().sum(1)
     own = (parts[rank] - largest[:, None]).exp().sum(1)
     theirs = maxima.gather(0, owners[None])[0]
-    others = sum((each[:, 0] - largest) * (owners != r) for r, each in enumerate(parts))
     right = total.log() - (wanted - largest)
     shift = sum(
         F.pad(each - largest[:, None], (0, logits.shape[1])).gather(1, targets[:, None])[:, 0] for each in parts
@@ -553,14 +571,28 @@ def loss_slips(logits, targets, t, rank):
             own.log() - (wanted - largest)
         ).mean(),
         "the maximum was subtracted in the sum, but not from the target's logit": (total.log() - wanted).mean(),
-        "column 0 was counted on ranks that do not have the target; those ranks contribute 0": (right - others).mean(),
         "the index of a target on this rank is relative to `first`": (total.log() - shift).mean(),
         "the target's logit is missing": total.log().mean(),
         "the target's logit is missing on ranks that do not have it: sum it over the ranks": (
             total.log() - (wanted - largest) * (owners == rank)
         ).mean(),
     }
+    for column, others in foreign_logits([each - largest[:, None] for each in parts], targets, owners).items():
+        text = f"{column} was counted on ranks that do not have the target; those ranks contribute 0"
+        slips[text] = (right - others).mean()
     return {text: wrong for text, wrong in slips.items() if bool(torch.isfinite(wrong).all())}
+
+
+def foreign_logits(parts, targets, owners):
+    """For each way to choose a column for another rank's target: the sum of these logits, [tokens]."""
+    sums, first = {}, 0
+    for r, each in enumerate(parts):
+        index, last = targets - first, each.shape[1] - 1
+        columns = {"column 0": 0 * index, "the nearest column": index.clamp(0, last), "a column": index % (last + 1)}
+        for name, column in columns.items():
+            sums[name] = sums.get(name, 0) + each.gather(1, column[:, None])[:, 0] * (owners != r)
+        first += each.shape[1]
+    return sums
 
 
 # 13.5
@@ -704,9 +736,13 @@ def check_norm(answer, variant):
             slips = {
                 "f was applied to the tokens and added up gradients of different tokens: apply it to the parameters": (
                     totals[0]
-                )
+                ),
+                "f was applied to the output and added up gradients of different tokens: apply it to weight and bias": (
+                    one_norm(seed, size, rank, gradients_of=range(t))[1][0]
+                ),
             }
-            EXACT(f"{what}, the gradient of its input", gradients[0], mine[0], rank=rank, slips=slips)
+            slip = "only the gradients of weight and bias are summed; that of the input covers this rank's tokens alone"
+            EXACT(f"{what}, the gradient of its input", gradients[0], mine[0], rank=rank, slips=slips, slip=slip)
             for number, name in ((1, "weight"), (2, "bias")):
                 got = torch.zeros_like(totals[number]) if gradients[number] is None else gradients[number]
                 slips = {
@@ -723,12 +759,12 @@ def check_norm(answer, variant):
             expect(f"{what}, bytes of messages backward", size_of, 2 * 5 * ITEM, rank=rank, slip=slip)
 
 
-def one_norm(seed, size, rank):
-    """The output and the gradients of one rank's tokens alone."""
+def one_norm(seed, size, rank, gradients_of=None):
+    """One rank's output, and its gradients from the output gradients of that rank alone, or of several ranks."""
     x = randn(2, size, 5, seed=seed, rank=rank).requires_grad_()
     weight, bias = (randn(5, seed=seed + number).requires_grad_() for number in (11, 12))
     y = F.layer_norm(x, (5,), weight, bias)
-    y.backward(randn(2, size, 5, seed=seed + 1, rank=rank))
+    y.backward(sum(randn(2, size, 5, seed=seed + 1, rank=each) for each in gradients_of or (rank,)))
     return y.detach(), [x.grad, weight.grad, bias.grad]
 
 
@@ -736,7 +772,7 @@ def one_norm(seed, size, rank):
 
 
 @check("13.7")
-def check_crossing(answer, variant):
+def check_bytes_sent(answer, variant):
     """Tensor parallelism sends four all-reduces of activations; FSDP, two gathers and a reduce-scatter."""
     rows = []
     for tokens, width, ranks, itemsize in (
@@ -753,13 +789,13 @@ def check_crossing(answer, variant):
             raise AnswerError(f"expected two numbers of bytes, got {describe(got)}")
     for number, name in enumerate(("tensor parallelism", "FSDP")):
         always = None
-        for slip in crossing_slips(*rows[0][:5])[number]:
-            if all(close(each[5][number], crossing_slips(*each[:5])[number][slip]) for each in rows):
+        for slip in slips_of_bytes(*rows[0][:5])[number]:
+            if all(close(each[5][number], slips_of_bytes(*each[:5])[number][slip]) for each in rows):
                 always = slip
         for *setting, got in rows:
             tokens, width, parameters, ranks, itemsize = setting
             where = f"{tokens} tokens, width {width}, {ranks} ranks, {itemsize} bytes per element"
-            right = wanted_crossing(*setting)[number]
+            right = wanted_bytes(*setting)[number]
             slip = always or "count the bytes that one rank sends per block and step, with ring collectives"
             expect(f"bytes that {name} sends, {where}", got[number], right, slip=slip)
 
@@ -768,13 +804,13 @@ def close(got, wrong):
     return isinstance(got, int | float) and abs(got - wrong) <= 1e-9 * max(1.0, abs(wrong))
 
 
-def wanted_crossing(tokens, width, parameters, ranks, itemsize):
-    share = itemsize * (ranks - 1) / ranks
-    return 8.0 * tokens * width * share, 3.0 * parameters * share
+def wanted_bytes(tokens, width, parameters, ranks, itemsize):
+    per_element = itemsize * (ranks - 1) / ranks
+    return 8.0 * tokens * width * per_element, 3.0 * parameters * per_element
 
 
-def crossing_slips(tokens, width, parameters, ranks, itemsize):
-    tensor_parallel, fsdp = wanted_crossing(tokens, width, parameters, ranks, itemsize)
+def slips_of_bytes(tokens, width, parameters, ranks, itemsize):
+    tensor_parallel, fsdp = wanted_bytes(tokens, width, parameters, ranks, itemsize)
     whole = 8.0 * tokens * width * itemsize, 3.0 * parameters * itemsize
     factors = "factors of 2 (attention and MLP, forward and backward, and the two halves of an all-reduce)"
     return (

@@ -3,7 +3,7 @@
 #   minifsdp:
 #     lab: "13"
 #     title: Tensor parallelism
-#     minutes: 60
+#     minutes: 85
 #     ranks: 4
 # ---
 
@@ -11,8 +11,8 @@
 # # Lab 13: tensor parallelism
 #
 # FSDP shards the *storage*. While a layer is being computed, its parameters are whole, and each rank has its own rows
-# of the batch. Tensor parallelism shards the *computation*. A rank keeps one part of a matrix and multiplies only
-# with that part, and all ranks work on the same rows of the batch. Parameters are never sent; activations are.
+# of the batch. Tensor parallelism shards the *computation*. A rank keeps one shard of a matrix and multiplies only
+# with that shard, and all ranks work on the same rows of the batch. Parameters are never sent; activations are.
 #
 # ![The product of a 2 by 3 and a 3 by 2 matrix, computed in two ways: with the second matrix split by columns, where
 # the results are placed side by side, and split by rows, where the partial sums are
@@ -32,11 +32,14 @@
 # **You need** labs 00 to 05: all-reduce, all-gather and reduce-scatter, and the bytes that a ring sends for each of
 # them.
 #
-# **Time** 60 minutes. **To run** on a laptop (gloo, 2 to 4 processes), on one GPU, or on a GPU node. **Memory** a
-# rank's tensors take less than 40 MiB here.
+# **Time** 85 minutes. **Runs** on a laptop (gloo, 2 to 4 processes), on one GPU, or on a GPU node (NCCL, one rank per
+# GPU). **Memory** less than 40 MiB of tensors per rank.
 #
 # The papers write t for the number of tensor-parallel ranks, and b, s and h for batch size, sequence length and
-# width. This lab does the same.
+# width. This lab does the same. A tensor is *whole* if every rank holds all of it, *sharded* if each rank holds one
+# part, its shard, and a *partial sum* if the ranks' tensors have to be added up to give the result. All-reduce,
+# all-gather and reduce-scatter are *collectives*: operations that all ranks of a group run together. This lab counts
+# each as one message.
 
 # %% tags=["setup"]
 # set-up
@@ -51,20 +54,24 @@ from minifsdp import comm
 from minifsdp.comm import Group
 from minifsdp.course.workshop import exercise, outcome, predict
 
-Crossing = Callable[[Tensor], Tensor]  # applied to activations as they enter or leave the sharded layers
+Operator = Callable[[Tensor], Tensor]  # of activations, such as f and g in 13.2
 
 # %% [markdown]
 # ## 13.1 Multiply
 #
-# *9 minutes, medium*
+# *14 minutes, medium*
 #
 # In the drawing, x is [[1, 2, 3], [4, 5, 6]], w is [[1, 2], [3, 4], [5, 6]], and there are two ranks.
 #
 # **Splitting w by columns.** A rank has some columns of w and all of x, and computes the same columns of the product.
-# The ranks' columns are then placed side by side.
+# The ranks' columns are then placed side by side. An all-gather needs parts of equal size. If t does not divide the
+# number of columns, the last ranks have fewer columns, or none, so their products have to be padded before the gather,
+# and the padding is removed afterwards.
 #
 # **Splitting w by rows.** A rank has some rows of w and multiplies them with the matching *columns* of x. The result
-# has the full shape, but it is only a *partial sum*: the ranks' results have to be added up.
+# has the full shape, but it is only a partial sum: the ranks' results have to be added up.
+#
+# `group` is a process group, as in lab 01: `group.size()` is t, and `group.rank()` is this rank's number in it, from 0.
 #
 # Predict: both collectives use a ring. Divide the bytes that a rank sends with w split by rows by the bytes that it
 # sends with w split by columns, for the same product on the same ranks. What is the quotient?
@@ -76,15 +83,15 @@ predict("13.1", ..., "bytes that a rank sends by rows, over those by columns")
 # %% tags=["exercise-13.1"]
 @exercise("13.1")
 def multiply(x: Tensor, w: Tensor, by: Literal["columns", "rows"], group: Group) -> Tensor:
-    """Compute x w, with each rank multiplying with only its part of w.
+    """Compute x w, with each rank multiplying with only its shard of w.
 
     `comm.all_gather(output, part, group).wait()` joins parts of equal size along the first dimension.
     `comm.all_reduce(tensor, group).wait()` sums in place. Both need contiguous tensors.
 
     Args:
         x: [rows, in], the same on every rank of `group`.
-        w: [in, out], the same on every rank. A rank multiplies with only its part.
-        by: the dimension along which w is split. The parts are those of `torch.chunk`: ceil(length / t)
+        w: [in, out], the same on every rank. A rank multiplies with only its shard.
+        by: the dimension along which w is split. The shards are those of `torch.chunk`: ceil(length / t)
             columns or rows each; the last ranks may have fewer, or none.
         group: the t ranks, which may be only some of the ranks in the world.
 
@@ -153,14 +160,19 @@ outcome("13.1", sent["rows"] / sent["columns"], ranks=2, slips=slips)
 #
 # ## 13.2 f and g
 #
-# *7 minutes, medium*
+# *8 minutes, medium*
 #
-# Backward needs messages, too, and autograd cannot differentiate through `comm`. Two autograd functions therefore
-# supply the messages in both directions. **f** is applied where a whole activation enters the sharded layers. All
-# ranks have the same x, and each multiplies it with a different part of the weight, so each rank's gradient of x is a
-# partial sum. In backward, f adds up these gradients. **g** is applied where partial sums leave the sharded layers.
-# In forward, g adds them up. All ranks continue with the same sum, so in backward each rank already receives the
-# complete gradient.
+# Backward needs messages, too, and autograd does not record the collectives in `comm`. A buffer that a collective has
+# filled has no gradient, and the gradient of a tensor that was summed in place is computed as if there had been no sum.
+# torch reports this only as a warning, if at all. Two autograd functions, called f and g in Megatron-LM, therefore
+# supply the messages in both directions.
+#
+# **f** is applied where a whole activation enters the sharded layers. All ranks have the same x, and each multiplies it
+# with a different part of the weight, so each rank's gradient of x is a partial sum. In backward, f adds up these
+# gradients.
+#
+# **g** is applied where partial sums leave the sharded layers. In forward, g adds them up. All ranks continue with the
+# same sum, so in backward each rank already receives the complete gradient.
 #
 # | | forward | backward |
 # |---|---|---|
@@ -177,7 +189,7 @@ predict("13.2", ..., "factor in the first pair's gradients, of two, on 2 ranks")
 
 # %% tags=["exercise-13.2"]
 @exercise("13.2")
-def f_and_g(group: Group) -> tuple[Crossing, Crossing]:
+def f_and_g(group: Group) -> tuple[Operator, Operator]:
     """Return f and g, which accept tensors of any shape.
 
     f(x): returns x in forward; in backward, returns the sum of the ranks' gradients over `group`.
@@ -196,15 +208,15 @@ def f_and_g(group: Group) -> tuple[Crossing, Crossing]:
 #
 # The block's MLP is `down(gelu(up(x)))`. `nn.Linear` stores its weight as [out, in], so splitting `up` by columns
 # means splitting the *first* dimension of its stored weight. Gelu works on each feature independently, so it needs no
-# message.
+# message. The inner width, from `up` to `down`, is 4 h.
 #
 # There are two biases. The bias of `up` is sharded in the same way as the columns of `up`. The bias of `down` is
 # whole on every rank. Where should it be added?
 #
 # Predict: attention is sharded in the same way. Each rank has some of the heads, that is, some columns of q, k and v,
 # together with the matching rows of the output projection. The embedding is sharded along the vocabulary and followed
-# by a g. The head starts with an f. How many messages of size [b, s, h] does a model with 4 blocks send in one
-# forward and backward pass?
+# by a g. The head starts with an f. How many messages of size [b, s, h] does a rank of a model with 4 blocks send in
+# one forward and backward pass? An all-reduce counts as one message.
 
 # %%
 predict("13.3", ..., "messages of [b, s, h] in a step, 4 blocks, embedding and head")
@@ -212,15 +224,15 @@ predict("13.3", ..., "messages of [b, s, h] in a step, 4 blocks, embedding and h
 
 # %% tags=["exercise-13.3"]
 @exercise("13.3")
-def mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, f: Crossing, g: Crossing) -> Tensor:
-    """Compute gelu(x up^T + up_bias) down^T + down_bias on t ranks, each with its own parts.
+def mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, f: Operator, g: Operator) -> Tensor:
+    """Compute gelu(x up^T + up_bias) down^T + down_bias on t ranks, each with its own shards.
 
     There is one message in forward, from g, and one in backward, from f.
 
     Args:
         x: [.., h], whole on every rank.
         up: [inner / t, h], this rank's columns, as `nn.Linear` stores them.
-        up_bias: [inner / t], this rank's part.
+        up_bias: [inner / t], this rank's shard.
         down: [h, inner / t], this rank's rows, as `nn.Linear` stores them.
         down_bias: [h], whole on every rank; every rank computes the same gradient for it.
         f, g: the functions of 13.2.
@@ -331,7 +343,7 @@ outcome("13.2", round(factors[0], 6), slips={"every g on the way back multiplies
 #
 # ## 13.4 The loss from sharded logits
 #
-# *10 minutes, hard*
+# *12 minutes, hard*
 #
 # The head is a matrix like the others. Split by columns, it gives each rank the logits for its part of the
 # vocabulary. With 128,256 tokens in the vocabulary (Llama 3), the logits are the largest activation of a model, too
@@ -339,8 +351,9 @@ outcome("13.2", round(factors[0], 6), slips={"every g on the way back multiplies
 #
 # $$\text{loss} = \log \sum_v e^{x_v - m} - (x_\text{target} - m), \qquad m = \max_v x_v$$
 #
-# Only three numbers per token have to be combined over all ranks: the maximum m, which prevents overflow of $e^x$;
-# the sum; and the target's logit, which only one rank has.
+# Only three numbers per token have to be combined over all ranks, each by an all-reduce: the maximum m, the sum, and
+# the target's logit, which only one rank has. m prevents overflow of $e^x$. It cancels in the loss, so it needs no
+# gradient. The other two do.
 #
 # Predict: there are 1,024 classes in float32 on 2 ranks. By what factor would an all-gather of the logits send more
 # bytes than your function? An error of 5 % is fine.
@@ -351,11 +364,11 @@ predict("13.4", ..., "bytes that gathering logits sends, over those of three num
 
 # %% tags=["exercise-13.4"]
 @exercise("13.4")
-def cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Group, g: Crossing) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Group, g: Operator) -> Tensor:
     """Compute the mean cross-entropy of logits that are sharded along the vocabulary.
 
-    Backward needs no message if the sums go through `g`. For the maximum over the ranks, use
-    `comm.all_reduce(tensor, group, comm.MAX)`.
+    Backward needs no message if the two sums go through `g`. For the maximum over the ranks, which needs
+    no gradient, use `comm.all_reduce(tensor, group, comm.MAX).wait()` on a detached tensor.
 
     Args:
         logits: [tokens, V_r], the logits of this rank's classes, at least one, with any finite values.
@@ -399,25 +412,32 @@ for classes in (256, 1024, 4096):
         outcome("13.4", round(gathered / yours, 1), ranks=2, slips=slips)
 
 # %% [markdown]
+# Does the loss need g at all? `comm.all_reduce` on the stacked sums, in place, gives the same loss, and even the same
+# gradient: autograd does not record the collective, so backward passes the gradient on unchanged, as g does. The check
+# therefore accepts this answer. Do not rely on it. torch warns in backward that no autograd kernel is registered for
+# the collective, and calls this behaviour deprecated. Where backward has to send a message, as in f, such an operation
+# gives wrong gradients without an error.
+#
 # ## Your functions make up a GPT
 #
 # The next cell builds one rank's part of a block from f, g and your MLP. Attention follows the same pattern: `qkv` is
-# split by columns, so that a rank has whole heads of each of q, k and v, and `out` is split by rows. For now, `enter`
-# and `leave` are f and g, `share` changes nothing, and `norm` is torch's. Exercises 13.5 and 13.6 will replace them
-# with other functions.
+# split by columns, so that a rank has whole heads of each of q, k and v, and `out` is split by rows. The block applies
+# four functions, which a `Way` collects. For now, `enter` and `leave` are f and g, and `norm` is torch's.
+# `replicated` is applied to parameters that every rank holds whole, such as the biases added after g. Their gradients
+# are already complete, so for now it returns its input unchanged. Exercises 13.5 and 13.6 will replace all four.
 
 
 # %% tags=["shown"]
 class Way(NamedTuple):
-    """The functions applied to activations entering and leaving sharded layers, and to whole parameters."""
+    """The functions that make a block tensor-parallel."""
 
-    enter: Crossing
-    leave: Crossing
-    share: Crossing
-    norm: Callable[..., Tensor]
+    enter: Operator  # on activations, before a layer that is split by columns
+    leave: Operator  # on partial sums, after a layer that is split by rows
+    replicated: Operator  # on parameters that are whole on every rank, except those of norms
+    norm: Callable[..., Tensor]  # of activations, weight and bias
 
 
-class CutBlock(nn.Module):
+class ShardedBlock(nn.Module):
     """This rank's part of a block."""
 
     def __init__(self, block: Any, group: Group, way: Way) -> None:
@@ -425,24 +445,24 @@ class CutBlock(nn.Module):
         mine = partial(part_of, group=group)
         self.way, self.heads = way, block.heads // group.size()
         self.norm1, self.norm2 = block.norm1, block.norm2
-        self.qkv = mine(block.qkv.weight.unflatten(0, (3, -1)), 1)  # a part of each of q, k and v
+        self.qkv = mine(block.qkv.weight.unflatten(0, (3, -1)), 1)  # a shard of each of q, k and v
         self.qkv_bias = mine(block.qkv.bias.unflatten(0, (3, -1)), 1)
         self.up, self.up_bias = mine(block.up.weight, 0), mine(block.up.bias, 0)
         self.out, self.down = mine(block.out.weight, 1), mine(block.down.weight, 1)
         self.out_bias, self.down_bias = block.out.bias, block.down.bias  # whole on every rank
 
     def forward(self, x: Tensor) -> Tensor:
-        enter, leave, share, norm = self.way
+        enter, leave, replicated, norm = self.way
         x = x + self.attend(norm(x, self.norm1.weight, self.norm1.bias))
         x2 = norm(x, self.norm2.weight, self.norm2.bias)
-        return x + mlp(x2, self.up, self.up_bias, self.down, share(self.down_bias), enter, leave)
+        return x + mlp(x2, self.up, self.up_bias, self.down, replicated(self.down_bias), enter, leave)
 
     def attend(self, x: Tensor) -> Tensor:
-        enter, leave, share, _ = self.way
+        enter, leave, replicated, _ = self.way
         qkv = F.linear(enter(x), self.qkv.flatten(0, 1), self.qkv_bias.flatten())
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return leave(F.linear(mixed.transpose(1, 2).flatten(2), self.out)) + share(self.out_bias)
+        return leave(F.linear(mixed.transpose(1, 2).flatten(2), self.out)) + replicated(self.out_bias)
 
 
 # %%
@@ -450,7 +470,7 @@ def part_of(p: Tensor, dim: int, group: Group) -> nn.Parameter:
     return nn.Parameter(p.detach().chunk(group.size(), dim)[group.rank()].clone())
 
 
-class CutGPT(nn.Module):
+class ShardedGPT(nn.Module):
     """This rank's part of the GPT. Its vocabulary of 257 tokens is sharded into uneven parts."""
 
     def __init__(self, model: Any, group: Group, way: Way) -> None:
@@ -458,16 +478,16 @@ class CutGPT(nn.Module):
         self.group, self.way, self.g = group, way, f_and_g(group)[1]
         self.first = group.rank() * -(-model.head.out_features // group.size())
         self.embed, self.position, self.norm = part_of(model.embed.weight, 0, group), model.position.weight, model.norm
-        self.blocks = nn.ModuleList(CutBlock(block, group, way) for block in model.blocks)
+        self.blocks = nn.ModuleList(ShardedBlock(block, group, way) for block in model.blocks)
         self.head, self.head_bias = part_of(model.head.weight, 0, group), part_of(model.head.bias, 0, group)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        enter, leave, share, norm = self.way
+        enter, leave, replicated, norm = self.way
         index = tokens - self.first
         here = (index >= 0) & (index < len(self.embed))
-        summand = F.embedding(torch.where(here, index, 0), self.embed) * here[..., None]
-        x = leave(summand)  # with sequence parallelism, only this rank's tokens
-        position, length = share(self.position), x.shape[1]
+        partial_sum = F.embedding(torch.where(here, index, 0), self.embed) * here[..., None]
+        x = leave(partial_sum)  # with sequence parallelism, only this rank's tokens
+        position, length = replicated(self.position), x.shape[1]
         start = self.group.rank() * length if length < len(position) else 0
         x = x + position[start : start + length]
         for block in self.blocks:
@@ -496,7 +516,7 @@ MakeWay = Callable[[Group], Way]
 def build(way: MakeWay | None, layers: int = 4, dtype: torch.dtype = torch.float32) -> Any:
     """Return this rank's part of the model, or the whole model if `way` is None."""
     model = whole(layers, dtype)
-    return model if way is None else CutGPT(model, comm.world(), way(comm.world())).to(rank_device())
+    return model if way is None else ShardedGPT(model, comm.world(), way(comm.world())).to(rank_device())
 
 
 def batch(number: int = 0) -> data.Batch:
@@ -547,7 +567,7 @@ slips = {"the embedding sums once forward, and the head's f once backward": 16, 
 outcome("13.3", len(launch(messages, 2, tensor_parallel)[0]), slips=slips)
 
 # %% [markdown]
-# ### Measured: whole parameters and parts of them
+# ### Measured: whole parameters and shards of them
 #
 # The cell prints the shapes of the activations and of the weight that enter `up` in the first block, with FSDP and
 # with your tensor parallelism, on 2 ranks with 8 sequences.
@@ -561,16 +581,16 @@ def fsdp(layers: int = 4) -> nn.Module:
 def shapes() -> dict[str, tuple[list[int], list[int]]]:
     """Return the shapes of the activations that enter the first block, and of the weight of `up`."""
     found = {}
-    sharded, cut = fsdp(), build(tensor_parallel)
+    theirs, yours = fsdp(), build(tensor_parallel)
 
     def look(name: str, weight: Callable[[Any], Tensor], module: Any, args: Any) -> None:
         found[name] = list(args[0].shape), list(weight(module).shape)
 
-    first = next(module for module in sharded.modules() if isinstance(module, Block))
+    first = next(module for module in theirs.modules() if isinstance(module, Block))
     first.up.register_forward_pre_hook(partial(look, "FSDP", lambda module: module.weight))
-    cut.blocks[0].register_forward_pre_hook(partial(look, "yours", lambda module: module.up))
-    sharded(*data.shard(batch(), dist.get_rank(), dist.get_world_size()))
-    cut(*batch())
+    yours.blocks[0].register_forward_pre_hook(partial(look, "yours", lambda module: module.up))
+    theirs(*data.shard(batch(), dist.get_rank(), dist.get_world_size()))
+    yours(*batch())
     return found
 
 
@@ -587,7 +607,9 @@ print("expected of FSDP 4 of 8 sequences and all 384 rows of the weight, of your
 # The parameters, gradients and optimizer state of sharded layers shrink to 1/t. Of the activations, only some are
 # sharded. Count the tensors that autograd keeps for one block on one process, in units of s b h elements. The inputs
 # of the two norms (2) and the inputs of `qkv` and `up` (2) are whole on every rank. The rest is sharded: q, k and v
-# (3), the output of attention (1), the output of `up` (4) and the output of gelu (4).
+# (3), the output of attention (1), the output of `up` (4, because the inner width is 4 h) and the output of gelu (4).
+# Attention scores, which have the size [b, heads, s, s], are not kept: `F.scaled_dot_product_attention` computes them
+# again in backward.
 #
 # Predict: what fraction of one process's activations does a block keep on each of 4 ranks?
 
@@ -618,19 +640,23 @@ activations = {"tensor parallel": {1: one}}
 for ranks in (2, 3, 4):
     activations["tensor parallel"][ranks] = launch(of_a_block, ranks, tensor_parallel)[0]
 for ranks, held in activations["tensor parallel"].items():
-    print(f"t = {ranks}: {held:9,.0f} bytes, {held / SBH:6.3f} s b h; expected {4 + 12 / ranks:6.3f}, and some sums")
-    assert 1 <= held / (SBH * (4 + 12 / ranks)) < 1.03
-slips = {"whole on every rank: the inputs of norms and of cut layers": 1 / 4}
+    print(f"t = {ranks}: {held:9,.0f} bytes, {held / SBH:6.3f} s b h")
+slips = {"the inputs of norms and of sharded layers are whole on every rank": 1 / 4}
 outcome("activations", activations["tensor parallel"][4] / one, ranks=4, slips=slips)
 
 # %% [markdown]
-# [Korthikanti et al.](https://arxiv.org/abs/2205.05198) make the same count in bytes of fp16, with dropout, and get s
-# b h (10 + 24 / t). Their 10 consists of your 4 tensors in fp16 and two dropout masks of one byte per element. This
-# part does not shrink, however many ranks there are.
+# Four tensors are whole and twelve are sharded, so a rank keeps 4 + 12 / t, and a few numbers per token for the norms
+# and the softmax. The 4 do not shrink, however many ranks there are.
+#
+# [Korthikanti et al.](https://arxiv.org/abs/2205.05198) make the same count in bytes of fp16, with dropout, and get
+# s b h (10 + 24 / t + 5 a s / (h t)), where a is the number of heads. Their 10 consists of your 4 tensors in fp16 and
+# two dropout masks of one byte per element. The last term is for the attention scores: the softmax's output, a dropout
+# mask and the output of this dropout, with 2, 1 and 2 bytes for each score. The paper removes this term by recomputing
+# the scores in backward. `F.scaled_dot_product_attention` recomputes them, too, so your count has no such term.
 #
 # ## 13.5 Shard the sequence
 #
-# *8 minutes, medium*
+# *10 minutes, medium*
 #
 # Between g and the next f, every rank does the same work: a norm, dropout and a residual sum. Each of these treats
 # every token independently. So let each rank do this work for s / t of the tokens. An all-reduce is a reduce-scatter
@@ -654,7 +680,7 @@ predict("13.5", ..., "bytes that a block sends with sequence parallelism, over t
 
 # %% tags=["exercise-13.5"]
 @exercise("13.5")
-def sequence_f_and_g(group: Group) -> tuple[Crossing, Crossing]:
+def sequence_f_and_g(group: Group) -> tuple[Operator, Operator]:
     """Return f and g for activations that are sharded along dimension 1, the sequence, in rank order.
 
     f(part): [b, s / t, h] -> [b, s, h], the tokens of all ranks. The gradient [b, s, h] that arrives
@@ -681,12 +707,12 @@ def sequence_f_and_g(group: Group) -> tuple[Crossing, Crossing]:
 # Predict: how many of a block's 12 parameters, including those of the norms, need such a sum?
 
 # %%
-predict("13.6", ..., "parameters of a block whose gradients are summands with sequence parallelism")
+predict("13.6", ..., "parameters of a block whose gradients are partial sums")
 
 
 # %% tags=["exercise-13.6"]
 @exercise("13.6")
-def norm(part: Tensor, weight: Tensor, bias: Tensor, f: Crossing) -> Tensor:
+def norm(part: Tensor, weight: Tensor, bias: Tensor, f: Operator) -> Tensor:
     """Apply LayerNorm (eps 1e-5) to this rank's tokens, with gradients of weight and bias over all tokens.
 
     Args:
@@ -747,28 +773,32 @@ outcome("13.5", sent["sequence_parallel"][1] / sent["tensor_parallel"][1], slips
 first, second = launch(gradients, 2)
 differ = [name for name in first if not torch.equal(first[name], second[name])]
 print("without f on them, gradients of two ranks differ:", *differ)
-outcome("13.6", len(differ), slips={"and the two biases that are added behind g, on a part of the sequence": 4})
+outcome("13.6", len(differ), slips={"the two biases added after g are applied to a part of the sequence, too": 4})
 
 # %%
 activations["with sequence parallelism"] = {1: one}
 for ranks in (2, 3, 4):
     activations["with sequence parallelism"][ranks] = launch(of_a_block, ranks, sequence_parallel)[0]
-    held = activations["with sequence parallelism"][ranks]
-    print(f"t = {ranks}: {held / SBH:6.3f} s b h; expected 2 + 14 / t = {2 + 14 / ranks:.3f}, and sums")
 expected = {
     "tensor parallel": {t: 4 + 12 / t for t in (1, 2, 3, 4, 6, 8)},
     "with sequence parallelism": {t: 2 + 14 / t for t in (1, 2, 3, 4, 6, 8)},
-    "everything / t": {t: 16 / t for t in (1, 2, 3, 4, 6, 8)},
+    "16 / t": {t: 16 / t for t in (1, 2, 3, 4, 6, 8)},
 }
+for name, formula in (("tensor parallel", "4 + 12 / t"), ("with sequence parallelism", "2 + 14 / t")):
+    for ranks, held in activations[name].items():
+        wanted = expected[name][ranks]
+        print(f"{name:25} t = {ranks}: {held / SBH:6.3f} s b h; expected {formula} = {wanted:6.3f}, and a few sums")
+        assert 1 <= held / (SBH * wanted) < 1.03
 plots.lines(
     {name: (list(each), [held / SBH for held in each.values()]) for name, each in activations.items()},
     expected={name: (list(each), list(each.values())) for name, each in expected.items()},
     xlabel="ranks t",
     ylabel="activations of a block, s b h elements",
     title=f"On 4 ranks a block keeps {activations['tensor parallel'][4] / one:.0%} of its activations, "
-    f"with the sequence cut {activations['with sequence parallelism'][4] / one:.0%}",
-    says="Between forward and backward, on each rank, in tensors of s b h elements. Diamonds: 4 + 12 / t, and "
-    "2 + 14 / t. Norms' and softmax's sums come on top, about 1 %.",
+    f"with sequence parallelism {activations['with sequence parallelism'][4] / one:.0%}",
+    says="Kept between forward and backward on each rank, in tensors of s b h elements. Diamonds: expected, 4 + 12 / t "
+    "and, with sequence parallelism, 2 + 14 / t; in black 16 / t, if everything were sharded. Norms' and "
+    "softmax's sums add 1 %.",
     lab="13",
 )
 
@@ -814,10 +844,10 @@ forward = {name: each["after forward"] / 2**20 for name, each in totals.items()}
 plots.stages(
     held["t = 4, sequence"],
     earlier={name: totals[name] for name in ("one process", "t = 4")},
-    title=f"After forward: {forward['one process']:.1f} MiB on one process, {forward['t = 4']:.1f} with t = 4, "
-    f"{forward['t = 4, sequence']:.1f} with the sequence cut",
-    says="Bytes of rank 0 in the second step; colours: t = 4 with the sequence cut. All ranks work on the same 8 "
-    "sequences. Norms, positions and two biases per block are whole, all other parameters a quarter.",
+    title=f"{forward['one process']:.1f} MiB after forward, {forward['t = 4']:.1f} with t = 4, "
+    f"{forward['t = 4, sequence']:.1f} with sequence parallelism",
+    says="Bytes of rank 0 in the second step; colours: t = 4 with sequence parallelism. All ranks work on the same 8 "
+    "sequences. Norms, positions and two biases per block are whole, all other parameters sharded to a quarter.",
     lab="13",
 )
 
@@ -840,7 +870,7 @@ predict("13.7", ..., "tokens in a step at which both send as many bytes")
 
 # %% tags=["exercise-13.7"]
 @exercise("13.7")
-def crossing(tokens: int, width: int, parameters: int, ranks: int, itemsize: int) -> tuple[float, float]:
+def bytes_sent(tokens: int, width: int, parameters: int, ranks: int, itemsize: int) -> tuple[float, float]:
     """Compute the bytes that a rank sends for one block in one step, with ring collectives.
 
     Args:
@@ -880,12 +910,12 @@ def sent_by(sequences: int) -> tuple[float, float]:
 
 parameters, counts = 12 * 96**2 + 13 * 96, (4, 8, 16, 24, 32)
 measured = {sequences: launch(sent_by, 2, sequences)[0] for sequences in counts}
-print(f"{'tokens':>6}{'tensor parallel':>24}{'FSDP':>24}   bytes sent for a block, and expected")
+print(f"{'tokens':>6}   tensor parallel: sent   expected   FSDP: sent   expected   (bytes per block and rank)")
 for sequences, (mine, theirs) in measured.items():
-    a, b = crossing(24 * sequences, 96, parameters, 2, 4)
-    print(f"{24 * sequences:6}{mine:12,.0f} {a:11,.0f}{theirs:12,.0f} {b:11,.0f}")
+    a, b = bytes_sent(24 * sequences, 96, parameters, 2, 4)
+    print(f"{24 * sequences:6}{mine:24,.0f}{a:11,.0f}{theirs:13,.0f}{b:11,.0f}")
     assert (mine, theirs) == (a, b)
-even = crossing(1, 96, parameters, 2, 4)
+even = bytes_sent(1, 96, parameters, 2, 4)
 slips = {"without biases and norms": 4.5 * 96, "with tokens of one rank of t": 4.5 * 96 / 2}
 outcome("13.7", round(even[1] / even[0]), how="computed", slips=slips)
 
@@ -897,23 +927,28 @@ plots.lines(
     },
     xlabel="tokens in a step, on both ranks together",
     ylabel="sent by a rank for a block, MB",
-    title=f"Below {even[1] / even[0]:.0f} tokens, 4.5 h, activations are less to send than parameters",
-    says="One step on 2 ranks, fp32. Activations grow with tokens, parameters with the square of the width.",
+    title=f"Below {even[1] / even[0]:.0f} tokens, 4.5 h, tensor parallelism sends less than FSDP",
+    says="One step on 2 ranks, fp32. The size of activations grows with the tokens, that of parameters with the square "
+    "of the width.",
     lab="13",
 )
 
 # %% [markdown]
 # Both numbers contain the factor (t - 1) / t, so the batch at which they are equal does not depend on t. It is about
 # 4.5 h tokens for all ranks together. For h = 4,096 that is 18,000 tokens, or two long sequences. Training steps of
-# millions of tokens are far beyond that point, so tensor parallelism sends much more per step than FSDP. It is used
-# nevertheless, inside a host, because a rank's batch cannot be smaller than one sequence. If there are more GPUs than
-# sequences, or if a single sequence does not fit, FSDP has nothing left to divide.
+# millions of tokens are far beyond that point, so tensor parallelism sends much more per step than FSDP.
+#
+# Tensor parallelism is used where FSDP cannot divide the work any further. With FSDP, each rank computes at least one
+# sequence. If there are more GPUs than sequences, or if the activations of one sequence do not fit on a GPU, only the
+# computation itself is left to shard. Because it sends so much, tensor parallelism is kept inside a host, where links
+# are fast.
 #
 # ### Measured: nothing can hide the messages
 #
 # FSDP gathers the next unit while the current one is computing. Here, every product has to wait for the sum before
-# it. The timeline shows one step of tensor parallelism and one with sequence parallelism over an emulated link (1 ms,
-# 100 MB/s).
+# it. The timeline shows one step of a model with a single block, first with tensor parallelism, then with sequence
+# parallelism, over an emulated link (1 ms, 100 MB/s). In both rows, compare the compute and communication lanes: a
+# message starts only after the compute before it, and the next compute starts only after the message.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -925,7 +960,7 @@ def trace_steps(folder: Path) -> None:
     rows = tuple(t.repeat(4, 1) for t in batch())  # 32 sequences, so that compute takes long enough to see
     with parse_link("latency=1ms,bandwidth=100MB/s") as link:
         for way in (tensor_parallel, sequence_parallel):
-            model = build(way)
+            model = build(way, layers=1)
             model(*rows).backward()
             for number in range(STEPS):
                 with record_trace(folder / f"{way.__name__}-{number}-{dist.get_rank()}.json", link):
@@ -949,38 +984,51 @@ hidden = {name: overlap(each) or 0.0 for name, each in spans.items()}
 plots.timeline(
     {"your tensor parallelism": spans["tensor_parallel"], "with sequence parallelism": spans["sequence_parallel"]},
     title=f"{hidden['tensor_parallel']:.0%} of tensor parallelism's communication is under compute",
-    says="Lanes of rank 0 of 2. Each message is on the critical path: four per block and step, or eight of half the "
-    "size with sequence parallelism, and small ones for gradients of whole parameters. Each pays the latency.",
+    says="Lanes of rank 0 of 2. Embedding, block and head need six all-reduces, and the loss small ones in between. "
+    "With sequence parallelism, each of the six becomes a reduce-scatter and an all-gather; the small all-reduces in "
+    "backward sum the gradients of nine whole parameters.",
     lab="13",
 )
 
 # %% [markdown]
+# The second row is longer, but do not conclude that sequence parallelism is slow. The six all-reduces and their halves
+# have the same bytes. Sequence parallelism sends more messages, each message pays the latency, and the latency of this
+# link, 1 ms, is a hundred times that of NVLink in the model below. The small all-reduces in backward sum the gradients
+# of whole parameters one by one; Megatron-LM sums them in a single message. Sequence parallelism is used for the memory
+# that it saves.
+#
 # ### Modelled: pieces hide the messages of a fast link
 #
-# Async tensor parallelism splits the sequence into t pieces. A rank multiplies its own piece while it receives the
-# next one, and so on; in a row-parallel layer, each partial sum is sent while the next piece is being multiplied.
-# `minifsdp/course/machine/pieces.py` computes the times of a block's four products from data sheets (H100, bf16, 8,192
-# tokens of width 8,192, 60 % of the peak). This is a model, not a measurement.
+# Async tensor parallelism splits the sequence into t pieces. A layer that is split by columns multiplies one piece
+# while it receives the next. A layer that is split by rows sends the partial sum of one piece while it multiplies the
+# next. `minifsdp/course/machine/pieces.py` computes the times of a block's four products in forward from data sheets
+# (H100, bf16, 8,192 tokens of width 8,192, 60 % of the peak). This is a model, not a measurement.
+#
+# The first three columns of numbers are times in ms: of the products alone, of products and messages one after the
+# other, and of products in pieces. The last two columns give the fraction of that time in which a rank waits for
+# messages.
 
 
 # %%
-print("ms of a block's four products        on     product   one after   in    not hidden")
-print("                                    ranks    alone    the other  pieces  before  after")
+print("H100, with                     ranks   products   one after   in        waits, one after   waits, in")
+print("                                       alone      the other   pieces    the other          pieces")
 for link in (NVLINK, NETWORK):
     for ranks in (2, 4, 8):
         products = products_of_block(8192, 8192, ranks).values()
         alone = sum(each.compute(link) for each in products)
         after = sum(each.one_after_the_other(link) for each in products)
         pieces = sum(each.in_pieces(link) for each in products)
-        print(f"{link.name:38}{ranks:3}{1e3 * alone:10.2f}{1e3 * after:12.2f}{1e3 * pieces:9.2f}", end="")
-        print(f"{1 - alone / after:8.0%}{1 - alone / pieces:7.0%}")
+        print(f"{link.name:31}{ranks:<8}{1e3 * alone:<11.2f}{1e3 * after:<12.2f}{1e3 * pieces:<10.2f}", end="")
+        print(f"{1 - alone / after:<19.0%}{1 - alone / pieces:.0%}")
 
 # %% [markdown]
 # On NVLink, 8 ranks wait for messages during 28 % of the time, and during 4 % with pieces: the products hide the rest.
-# Over a network card each, the messages take longer than the products. Pieces cannot hide what is longer than the
-# computation, so tensor parallelism stays inside a host even then. (Measured by torchtitan's authors on 256 H100 with
-# FSDP outside and t = 8: 597 tokens per second and GPU without pieces, 652 with them, for a model of 70 billion
-# parameters in bf16.)
+# With one network card of 400 Gb/s per GPU, even with pieces 4 ranks wait during 43 % of the time and 8 ranks during
+# 73 %, because the messages take longer than the products that should hide them. So tensor parallelism stays inside a
+# host, with or without pieces.
+#
+# The authors of torchtitan measured a model of 70 billion parameters in bf16 on 256 H100, with tensor parallelism
+# inside each host (t = 8) and FSDP across the hosts: 597 tokens per second and GPU without pieces, 652 with them.
 #
 # ### Break it: equal and different random numbers
 #

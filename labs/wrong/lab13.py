@@ -66,7 +66,7 @@ def multiply(x, w, by, group):
 
 @wrong("13.1", "partial sums need no gather")
 def multiply(x, w, by, group):
-    """Gathers the summands and adds them up by itself."""
+    """Gathers the partial sums and adds them up by itself."""
     t, rank = group.size(), group.rank()
     dim = 1 if by == "columns" else 0
     size = -(-w.shape[dim] // t)
@@ -111,6 +111,38 @@ def multiply(x, w, by, group):
     gathered = product.new_empty(t, *product.shape)
     comm.all_gather(gathered.view(-1), product.view(-1), group).wait()
     return gathered.movedim(0, 1).flatten(1)[:, : w.shape[1]]
+
+
+@wrong("13.1", "remove the columns beyond `out` after the gather")
+def multiply(x, w, by, group):
+    """Gathers products of unequal size."""
+    t, rank = group.size(), group.rank()
+    size = -(-w.shape[0 if by == "rows" else 1] // t)
+    mine = slice(rank * size, (rank + 1) * size)
+    if by == "rows":
+        product = x[:, mine] @ w[mine]
+        comm.all_reduce(product, group).wait()
+        return product
+    product = (x @ w[:, mine]).t().contiguous()
+    gathered = x.new_empty(w.shape[1], x.shape[0])
+    comm.all_gather(gathered, product, group).wait()
+    return gathered.t()
+
+
+@wrong("13.1", "an all-gather needs parts of equal size")
+def multiply(x, w, by, group):
+    """Gathers unequal products into a buffer for t parts of its own size."""
+    t, rank = group.size(), group.rank()
+    size = -(-w.shape[0 if by == "rows" else 1] // t)
+    mine = slice(rank * size, (rank + 1) * size)
+    if by == "rows":
+        product = x[:, mine] @ w[mine]
+        comm.all_reduce(product, group).wait()
+        return product
+    product = (x @ w[:, mine]).t().contiguous()
+    gathered = x.new_empty(t * product.shape[0], x.shape[0])
+    comm.all_gather(gathered, product, group).wait()
+    return gathered[: w.shape[1]].t()
 
 
 # 13.2
@@ -158,7 +190,7 @@ Copies with the strides of the original.
 +     total = x.clone()
 """)
 wrong("13.2", "do not divide it").diff("""
-Divides g's gradient by t, as a share of the sum.
+Divides g's gradient by t, as one of t parts of the sum.
 -         return gradient
 +         return gradient / group.size()
 """)
@@ -285,6 +317,21 @@ wrong("13.4", "column 0 was counted on ranks that do not have the target").diff(
 Counts column 0 where the target is another rank's.
 - wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
 + wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0]
+""")
+wrong("13.4", "the nearest column was counted on ranks that do not have the target").diff("""
+Clamps another rank's target to a column of its own, and counts it.
+- wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
++ wanted = shifted.gather(1, index.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
+""")
+wrong("13.4", "only the rank with the target contributes").diff("""
+Counts 1 for another rank's target.
+- wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
++ wanted = torch.where(here, shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0], 1)
+""")
+wrong("13.4", "without `detach()` or `no_grad()`").diff("""
+Detaches the sums, like the maximum.
+- sums = g(torch.stack([shifted.exp().sum(-1), wanted]))
++ sums = g(torch.stack([shifted.exp().sum(-1), wanted]).detach())
 """)
 wrong("13.4", "read column 0 if the target is not on this rank").diff("""
 Looks other ranks' targets up.
@@ -480,7 +527,7 @@ Reduces all and keeps a part.
 +     part = whole.chunk(group.size())[group.rank()]
 """)
 wrong("13.5", "this is a part of only this rank's x").diff("""
-Leaves by a cut.
+Takes its tokens of x, and adds nothing up.
 -         return scattered(x)
 +         return x.chunk(group.size(), 1)[group.rank()].contiguous()
 """)
@@ -503,6 +550,11 @@ wrong("13.6", "f was applied to the tokens and added up gradients of different t
 Lets the tokens in through f.
 - return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
 + return F.layer_norm(f(part), (part.shape[-1],), weight, bias)
+""")
+wrong("13.6", "f was applied to the output").diff("""
+Lets the output leave through f.
+- return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
++ return f(F.layer_norm(part, (part.shape[-1],), weight, bias))
 """)
 wrong("13.6", "only this rank's tokens: the ranks' gradients of the bias").diff("""
 Forgets the bias.
@@ -535,41 +587,41 @@ Sums the outputs' gradients for nothing.
 
 wrong("13.7", "one is missing").diff("""
 Counts an all-reduce once around the ring.
-- return 8 * tokens * width * share, 3 * parameters * share
-+ return 4 * tokens * width * share, 3 * parameters * share
+- return 8 * tokens * width * per_element, 3 * parameters * per_element
++ return 4 * tokens * width * per_element, 3 * parameters * per_element
 """)
 wrong("13.7", "two are missing").diff("""
 Counts the MLP's two messages, each once around the ring.
-- return 8 * tokens * width * share, 3 * parameters * share
-+ return 2 * tokens * width * share, 3 * parameters * share
+- return 8 * tokens * width * per_element, 3 * parameters * per_element
++ return 2 * tokens * width * per_element, 3 * parameters * per_element
 """)
 wrong("13.7", "these are not data-parallel ranks").diff("""
-Gives each rank its share of the tokens.
-- return 8 * tokens * width * share, 3 * parameters * share
-+ return 8 * tokens / ranks * width * share, 3 * parameters * share
+Divides the tokens among the ranks.
+- return 8 * tokens * width * per_element, 3 * parameters * per_element
++ return 8 * tokens / ranks * width * per_element, 3 * parameters * per_element
 """)
 wrong("13.7", "because it already has one part").diff("""
 Leaves the factor of the ring out.
-- share = itemsize * (ranks - 1) / ranks
-+ share = itemsize
+- per_element = itemsize * (ranks - 1) / ranks
++ per_element = itemsize
 """)
 wrong("13.7", "this is a number of elements, not of bytes").diff("""
 Counts elements.
-- share = itemsize * (ranks - 1) / ranks
-+ share = (ranks - 1) / ranks
+- per_element = itemsize * (ranks - 1) / ranks
++ per_element = (ranks - 1) / ranks
 """)
 wrong("13.7", "again for backward").diff("""
 Gathers once, as if units stayed whole.
-- return 8 * tokens * width * share, 3 * parameters * share
-+ return 8 * tokens * width * share, 2 * parameters * share
+- return 8 * tokens * width * per_element, 3 * parameters * per_element
++ return 8 * tokens * width * per_element, 2 * parameters * per_element
 """)
 wrong("13.7", "which is half an all-reduce").diff("""
 All-reduces the gradients.
-- return 8 * tokens * width * share, 3 * parameters * share
-+ return 8 * tokens * width * share, 4 * parameters * share
+- return 8 * tokens * width * per_element, 3 * parameters * per_element
++ return 8 * tokens * width * per_element, 4 * parameters * per_element
 """)
 wrong("13.7", "tensor parallelism first").diff("""
 Returns the two in the other order.
-- return 8 * tokens * width * share, 3 * parameters * share
-+ return 3 * parameters * share, 8 * tokens * width * share
+- return 8 * tokens * width * per_element, 3 * parameters * per_element
++ return 3 * parameters * per_element, 8 * tokens * width * per_element
 """)

@@ -36,7 +36,7 @@ regex: (\d+[a-z]?\.\d+ \w+): (not attempted, reference in use|yours: passed.*)
 replace: \1: PIECE
 
 [pieces of a plot]
-regex: with (your answers? to \d+ of \d+ exercises|the reference answers)
+regex: with (your answers? to \d+ of \d+ exercises?|the reference answers)
 replace: WITH ANSWERS
 """
 

@@ -14,7 +14,7 @@ from minifsdp.comm import Group
 from minifsdp.course.workshop.references import reference
 from minifsdp.tensor_parallel import layouts, loss
 
-Crossing = Callable[[Tensor], Tensor]
+Operator = Callable[[Tensor], Tensor]
 
 
 @reference(
@@ -31,7 +31,7 @@ Crossing = Callable[[Tensor], Tensor]
     forbids=(layouts.move, layouts.relaid, layouts.all_gathered, layouts.all_reduced, layouts.part_of),
 )
 def multiply(x: Tensor, w: Tensor, by: Literal["columns", "rows"], group: Group) -> Tensor:
-    """Compute x w, with each rank multiplying with only its part of w."""
+    """Compute x w, with each rank multiplying with only its shard of w."""
     t, rank = group.size(), group.rank()
     if by == "rows":
         size = -(-w.shape[0] // t)
@@ -58,7 +58,7 @@ def multiply(x: Tensor, w: Tensor, by: Literal["columns", "rows"], group: Group)
     ),
     forbids=(layouts.f, layouts.g, layouts.move, layouts.relaid, layouts.all_reduced),
 )
-def f_and_g(group: Group) -> tuple[Crossing, Crossing]:
+def f_and_g(group: Group) -> tuple[Operator, Operator]:
     """Return f, which copies in forward and sums gradients, and g, which sums in forward and copies gradients."""
 
     def summed(x: Tensor) -> Tensor:
@@ -97,8 +97,8 @@ def f_and_g(group: Group) -> tuple[Crossing, Crossing]:
         "rank then adds the whole bias to the sum.",
     ),
 )
-def mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, f: Crossing, g: Crossing) -> Tensor:
-    """Compute gelu(x up^T + up_bias) down^T + down_bias from this rank's parts of the weights."""
+def mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, f: Operator, g: Operator) -> Tensor:
+    """Compute gelu(x up^T + up_bias) down^T + down_bias from this rank's shards of the weights."""
     hidden = F.gelu(F.linear(f(x), up, up_bias))
     return g(F.linear(hidden, down)) + down_bias
 
@@ -115,7 +115,7 @@ def mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor,
     ),
     forbids=(loss.cross_entropy, loss._TokenLosses.forward),
 )
-def cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Group, g: Crossing) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Group, g: Operator) -> Tensor:
     """Compute the mean cross-entropy of logits that are sharded along the vocabulary."""
     largest = logits.detach().amax(-1)
     comm.all_reduce(largest, group, comm.MAX).wait()
@@ -139,7 +139,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Group, g: 
     ),
     forbids=(layouts.move, layouts.relaid, layouts.all_gathered, layouts.reduce_scattered),
 )
-def sequence_f_and_g(group: Group) -> tuple[Crossing, Crossing]:
+def sequence_f_and_g(group: Group) -> tuple[Operator, Operator]:
     """Return f, a gather whose gradient is reduce-scattered, and g, a reduce-scatter whose gradient is gathered."""
 
     def gathered(x: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ def sequence_f_and_g(group: Group) -> tuple[Crossing, Crossing]:
         "the tokens.",
     ),
 )
-def norm(part: Tensor, weight: Tensor, bias: Tensor, f: Crossing) -> Tensor:
+def norm(part: Tensor, weight: Tensor, bias: Tensor, f: Operator) -> Tensor:
     """LayerNorm of this rank's part of the sequence."""
     return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
 
@@ -201,7 +201,7 @@ def norm(part: Tensor, weight: Tensor, bias: Tensor, f: Crossing) -> Tensor:
         "of the parameters.",
     ),
 )
-def crossing(tokens: int, width: int, parameters: int, ranks: int, itemsize: int) -> tuple[float, float]:
+def bytes_sent(tokens: int, width: int, parameters: int, ranks: int, itemsize: int) -> tuple[float, float]:
     """Compute the bytes that a rank sends for a block in a step, with tensor parallelism and with FSDP."""
-    share = itemsize * (ranks - 1) / ranks
-    return 8 * tokens * width * share, 3 * parameters * share
+    per_element = itemsize * (ranks - 1) / ranks
+    return 8 * tokens * width * per_element, 3 * parameters * per_element

@@ -141,7 +141,7 @@ def on_ranks(
         observe: runs the answer inside a rank; a function of the check's module.
         *args: its arguments.
         timeout: seconds after which the ranks count as stuck; `ON_GPUS` times as many on a machine with GPUs.
-        slip: the likely reason why the ranks are stuck, if they are.
+        slip: the likely reason why the ranks are stuck, or why gloo aborts one, if either happens.
         backend: as in `launch`; a check with a `Recorder` needs "gloo", which is where it can record.
 
     Raises:
@@ -178,7 +178,7 @@ def _explained(error: RankError, slip: str | None) -> str:
         frames = re.findall(r'File "<cell.*?", line (\d+),.*\n +(.*)', text)
         for line, source in frames[:1] if stuck else frames[-1:]:
             lines.append(f"rank {rank} {'waits' if stuck else 'is'} in line {line} of your cell: {source}")
-    if slip and stuck:
+    if slip and (stuck or "SIGABRT" in lines[0]):  # gloo aborts a rank that receives more bytes than it expects
         lines.append(f"likely slip: {slip}")
     if "SIGSEGV" in lines[0]:  # a freed buffer has no memory behind its address
         lines.append("likely slip: memory freed by `device.free` was used again: keep no reference to it")

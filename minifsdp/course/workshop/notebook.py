@@ -125,13 +125,17 @@ def has_failed(exercise_id: str) -> bool:
 
 
 def yours(lab: str) -> str:
-    """The answers that a plot was made with, for its subtitle: `with your answers to 2 of 5 exercises; failed: 5.3`."""
-    ids = [ref.id for ref in lab_references(lab)]
-    written = [each for each in ids if _states.get(each, BLANK) != BLANK]
+    """The answers that a plot was made with, for its subtitle: `with your answers to 2 of 3 exercises; failed: 5.3`.
+
+    Only exercises whose cells have run count: a plot in the middle of a lab uses no later ones.
+    """
+    ids = [ref.id for ref in lab_references(lab) if ref.id in _states]
+    written = [each for each in ids if _states[each] != BLANK]
     failed = [each for each in written if has_failed(each)]
     if not written:
         return "with the reference answers"
-    counted = f"with your answer{'s' * (len(written) > 1)} to {len(written)} of {len(ids)} exercises"
+    answers, exercises = ("answer" + "s" * (len(written) > 1)), ("exercise" + "s" * (len(ids) > 1))
+    counted = f"with your {answers} to {len(written)} of {len(ids)} {exercises}"
     return counted + (f"; failed: {', '.join(failed)}" if failed else "")
 
 
