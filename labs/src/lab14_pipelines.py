@@ -58,7 +58,7 @@ from minifsdp.pipeline.actions import Action, Plan
 Later = list[Callable[[], None]]  # work that has been put off
 
 # %% [markdown]
-# # Sitting one: schedules
+# # Session one: schedules
 #
 # ## 14.1 Place the layers
 #
@@ -97,6 +97,7 @@ def place(costs: Sequence[float], ranks: int) -> list[int]:
 
 
 # %%
+import textwrap
 import time
 from functools import partial
 
@@ -613,10 +614,11 @@ for name, find in (("yours", ends), ("minifsdp's", simulate)):
         find(stuck, UNITS)
         print(f"{name:12} finds nothing")
     except RuntimeError as error:
-        print(f"{name:12} {error if name != 'yours' else 'finds it'}")
+        found = f"{name:12} {error if name != 'yours' else 'finds it'}"
+        print(textwrap.fill(found, 90, subsequent_indent=" " * 13))
 
 # %% [markdown]
-# # Break. Sitting two: less idle time, and data parallelism
+# # Break. Session two: less idle time, and data parallelism
 #
 # ## Interleaving: more stages, a smaller bubble, more messages
 #
