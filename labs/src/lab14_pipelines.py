@@ -3,7 +3,7 @@
 #   minifsdp:
 #     lab: "14"
 #     title: Pipelines
-#     minutes: 75
+#     minutes: 95
 #     ranks: 4
 # ---
 
@@ -29,9 +29,10 @@
 # - split a backward in two, and use the second part to fill idle time;
 # - combine a pipeline with data parallelism, and explain why ZeRO stops at stage 1 there.
 #
-# **You need** labs 02 and 03 (DDP, ZeRO-1 and ZeRO-2) and, for micro-batches, the gradient accumulation of lab 09.
+# **You need** labs 02 and 03 (DDP, ZeRO-1 and ZeRO-2); for micro-batches, the gradient accumulation of lab 09;
+# and for 14.6 `torch.autograd.Function`, as in lab 13.
 #
-# **Time** 75 minutes, in two sessions; the break is marked. **Runs** on a laptop (gloo, 4 processes), on one GPU that
+# **Time** 95 minutes, in two sessions; the break is marked. **Runs** on a laptop (gloo, 4 processes), on one GPU that
 # the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** less than 20 MiB of
 # tensors per rank.
 #
@@ -62,7 +63,7 @@ Later = list[Callable[[], None]]  # work that has been put off
 #
 # ## 14.1 Place the layers
 #
-# *8 minutes, medium*
+# *12 minutes, hard*
 #
 # Each rank gets consecutive layers; they are its stage. In a pipeline every rank waits for the slowest stage, so the
 # best placement is the one whose slowest stage is as fast as possible. Equal numbers of layers do not achieve this,
@@ -233,7 +234,7 @@ plots.pipeline(
 #
 # ## 14.2 Micro-batches
 #
-# *6 minutes, medium*
+# *7 minutes, medium*
 #
 # The ranks can work at the same time if the batch is cut into *micro-batches* of a few rows each. While rank 1 has
 # the first, rank 0 has the second. The weights must not change in the meantime, so a step is still one step:
@@ -272,7 +273,7 @@ def accumulate(
         micros: m, at most the number of rows; micro-batches are those of `tensor_split(m)`.
 
     Returns:
-        The loss of the whole batch, a scalar without a graph.
+        The loss of the whole batch, a tensor without dimensions and without a graph.
     """
     ...
 
@@ -308,7 +309,7 @@ outcome("14.2", round(alone[8][0] / alone[1][0], 3), slips={"all of them are nee
 # %% [markdown]
 # ## 14.3 GPipe: all forwards, then all backwards
 #
-# *3 minutes, easy*
+# *4 minutes, easy*
 #
 # A *schedule* is a list of actions for each rank. An action is a stage, a kind and a micro-batch: `Action(2, "F",
 # 0)`, written 2F0, is the forward of micro-batch 0 through stage 2, and 2B0 is its backward. The list does not
@@ -417,7 +418,7 @@ plots.pipeline(
 #
 # ## 14.4 1F1B: one forward, one backward
 #
-# *9 minutes, hard*
+# *10 minutes, hard*
 #
 # Look at the figure again. When rank 0 starts its first backward, it holds the activations of all m micro-batches,
 # and more micro-batches, which make the bubble smaller, would make this worse. But the last rank could do the
@@ -525,7 +526,7 @@ plots.pipeline(
 #
 # ## 14.5 The bubble, computed
 #
-# *12 minutes, hard*
+# *16 minutes, hard*
 #
 # Schedules can be compared without running them, because the lists determine when each action ends. An action begins
 # as soon as the action before it on its rank has ended *and* its inputs are there. A forward needs the forward of the
@@ -671,7 +672,7 @@ plots.pipeline(
 #
 # ## 14.6 Split the backward
 #
-# *9 minutes, medium*
+# *14 minutes, hard*
 #
 # A backward computes two things. The stage before waits for the gradient of the *input*. No rank waits for the
 # gradients of the *weights*; they are needed only when the optimizer steps. So split the backward in two: **I**
@@ -680,10 +681,12 @@ plots.pipeline(
 # bubble ([Qi et al., Zero bubble pipeline parallelism](https://arxiv.org/abs/2401.10241)).
 #
 # The split is easy for a linear layer: the backward of y = x wᵀ + b has two products of equal size, one for x and one
-# for w. So F, I and W take about equally long, and a whole backward twice as long as a forward.
+# for w. So F, I and W take about equally long, and a whole backward twice as long as a forward. Write it with a
+# `torch.autograd.Function`. Autograd is enabled when the function that you append is called.
 #
 # The schedule ZB-H1 ("zero bubble") has 1F1B's order, except that rank r delays its W's by r micro-batches. On the
-# way back a micro-batch takes I instead of I + W on each rank, and the last W's run while rank 0 would wait.
+# way back a micro-batch takes I instead of I + W on each rank. The ranks after the first do their delayed W's at the end
+# of the step, when 1F1B would leave them idle.
 #
 # Predict: with F = I = W, how long is a rank idle, as a share of its idle time with 1F1B?
 
@@ -828,7 +831,7 @@ plots.lines(
 #
 # ## 14.7 When to reduce
 #
-# *4 minutes, easy*
+# *6 minutes, easy*
 #
 # Pipelines are combined with data parallelism: d copies of a pipeline of p ranks, each with other rows of the batch,
 # use p · d ranks. Each stage then has d replicas, whose gradients have to be averaged by DDP or ZeRO. A stage's

@@ -19,6 +19,7 @@ from minifsdp.comm import Group, Handle
 from minifsdp.pipeline.actions import Plan, homes_of
 from minifsdp.pipeline.boundary import HEADER, Boundary, agrees, boundary_of, from_header, in_words, to_header
 from minifsdp.pipeline.messages import Message, Route, channels_of, routes_of
+from minifsdp.private import version_of
 from minifsdp.process_groups import destroy, twin_of
 
 
@@ -62,14 +63,14 @@ class Channels:
         message = route.message
         new = message.kind == "F" and self._is_new(message.source, tensors, trains)
         if route.peer is None:
-            self._here[message] = tensors, [tensor._version for tensor in tensors]
+            self._here[message] = tensors, [version_of(tensor) for tensor in tensors]
             return
         leaving = [_as_sent(tensor) for tensor in tensors if tensor.numel()]
         if new:
             leaving.insert(0, to_header(self.boundaries[message.source, trains]).to(self.device))
         # No frame of an error may keep a group: it closes with its last reference.
         self._sends[message] = [
-            Sent(comm.send(tensor, route.peer, self.groups[route.channel]), tensor, tensor._version)
+            Sent(comm.send(tensor, route.peer, self.groups[route.channel]), tensor, version_of(tensor))
             for tensor in leaving
         ]
 
@@ -82,7 +83,7 @@ class Channels:
         message = route.message
         if route.peer is None:
             tensors, versions = self._here.pop(message)
-            _check_unchanged(message, [tensor._version for tensor in tensors] == versions)
+            _check_unchanged(message, [version_of(tensor) for tensor in tensors] == versions)
             return tensors
         if (message.below, trains) not in self.boundaries:
             header = torch.empty(HEADER, dtype=torch.int64, device=self.device)
@@ -133,7 +134,7 @@ class Channels:
         """Wait until a message has left; True if its tensors are as they were."""
         sends = self._sends.pop(message, [])
         _wait([each.handle for each in sends])
-        return all(each.tensor._version == each.version for each in sends)
+        return all(version_of(each.tensor) == each.version for each in sends)
 
     def close(self) -> None:
         """Hang up: what other ranks wait for on these channels fails."""

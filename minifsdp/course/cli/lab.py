@@ -21,7 +21,7 @@ from minifsdp.course.workshop import catalogue, copies, editions, progress
 
 GIB = 2**30
 HERE = Path()
-HELP = """Copy one of the labs 00 to 13, check answers, get hints, see your progress.
+HELP = """Copy one of the labs 00 to 14, check answers, get hints, see your progress.
 
 Example: minifsdp lab start 00
 """

@@ -37,7 +37,7 @@ def run_asleep(plan: Plan, seconds: Mapping[str, float], steps: int = STEPS) -> 
 
 
 def _steps_asleep(plan: Plan, seconds: Mapping[str, float], steps: int) -> list[list[Timed]]:
-    """What this rank has done in each step, by a clock that all processes of a machine share."""
+    """The actions of this rank in each step, timed by a clock that all processes of a machine share."""
     done: list[Timed] = []
 
     def nap() -> None:

@@ -118,7 +118,7 @@ def one_f_one_b(rank: int, ranks: int, micros: int) -> list[Action]:
     forbids=(simulate.simulate, simulate._Inputs.of),
 )
 def ends(plan: Plan, seconds: Mapping[str, float]) -> dict[Action, float]:
-    """When each action of a plan ends."""
+    """The end of each action of a plan."""
     last = max(action.stage for actions in plan for action in actions)
     end: dict[Action, float] = {}
     clocks, positions = [0.0] * len(plan), [0] * len(plan)
