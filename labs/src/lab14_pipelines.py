@@ -685,8 +685,8 @@ plots.pipeline(
 # `torch.autograd.Function`. Autograd is enabled when the function that you append is called.
 #
 # The schedule ZB-H1 ("zero bubble") has 1F1B's order, except that rank r delays its W's by r micro-batches. On the
-# way back a micro-batch takes I instead of I + W on each rank. The ranks after the first do their delayed W's at the end
-# of the step, when 1F1B would leave them idle.
+# way back a micro-batch takes I instead of I + W on each rank. The ranks after the first do their delayed W's at the
+# end of the step, when 1F1B would leave them idle.
 #
 # Predict: with F = I = W, how long is a rank idle, as a share of its idle time with 1F1B?
 
