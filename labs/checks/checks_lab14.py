@@ -245,7 +245,7 @@ def compare_lists(answer, variant, right, slips_of):
 
 
 def usual_slip(plan, rank, ranks, micros):
-    """What is wrong with a list that no known mistake makes."""
+    """The fault of a list that no known mistake explains."""
     foreign = [each for each in plan[rank] if each.stage != rank]
     if foreign and len(foreign) == len(plan[rank]) and rank:
         return f"{foreign[0]} is of stage {foreign[0].stage}; rank {rank} has stage {rank}"
@@ -597,7 +597,7 @@ def check_when_to_reduce(answer, variant):
 
 
 def reducing_slips(actions, zero):
-    """What mistakes give, by their explanation; "" is the right answer."""
+    """The results of mistakes, by their explanation; "" is the right answer."""
 
     def lasts(at_each):
         return sorted({actions[at].stage: at for at in at_each}.values())

@@ -112,8 +112,8 @@ class Channels:
             )
         if agreed != found:
             raise ValueError(
-                f"stage {stage} passes tensors of which others need gradients than before: make another schedule after "
-                "freezing parameters"
+                f"stage {stage} passes the same tensors as before, but not the same ones need gradients: make another "
+                "schedule after freezing parameters"
             )
         said = self.said.get(stage, found)
         if [each[:2] for each in said] != [each[:2] for each in found]:

@@ -35,6 +35,14 @@ def explorer_in(out: Path) -> dict[str, Any]:
     return json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index,no-any-return]
 
 
+def assert_climbed(plan: ladder.Plan, out: Path, there: list[str], left_out: list[str], lanes: str) -> None:
+    """The run has these rungs, names the others as left out, and leaves its files, the picture `lanes` among them."""
+    assert [rung["name"] for rung in record_in(out)["rungs"]] == there
+    assert list(plan.left_out) == left_out
+    names = {"ladder.json", "memory.png", "memory.gif", lanes, "explore.html"}
+    assert {path.name for path in out.iterdir()} == names | {f"trace-{name}.json" for name in there}
+
+
 def assert_losses_equal_one_process(record: dict[str, Any]) -> None:
     for rung in record["rungs"]:
         assert rung["losses"] == pytest.approx(record["reference_losses"], rel=1e-4), rung["name"]

@@ -16,7 +16,7 @@ from draw.ddp.waiting import draw_waiting
 
 
 def numbers() -> dict[str, Any]:
-    """What the deck's text says in numbers."""
+    """The numbers in the deck's text."""
     sizes, buckets = [p.nbytes for p in parameters().values()], bucket_sizes(CAP)
     small = [size for size in sizes if size < 64 * KIB]
     return {

@@ -20,7 +20,7 @@ from minifsdp.course.ladder import closed_form
 
 
 def numbers() -> dict[str, Any]:
-    """What the deck's text says in numbers."""
+    """The numbers in the deck's text."""
     (full,) = ranks()[0]["steps"]
     groups = groupings()
     root, *blocks = groups["a block"]

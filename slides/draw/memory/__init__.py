@@ -16,7 +16,7 @@ from minifsdp.course.reference.lab00 import training_bytes
 
 
 def numbers() -> dict[str, Any]:
-    """What the deck's text says in numbers."""
+    """The numbers in the deck's text."""
     mixed = training_bytes([PSI], 2, "adam", master_copy=True)
     saved = activations()
     state = sum(training_bytes([p.numel() for p in model().parameters()], 4, "adam").values())

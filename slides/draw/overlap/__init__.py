@@ -26,7 +26,7 @@ from minifsdp.course.reference.lab06 import finish_times
 
 
 def numbers() -> dict[str, Any]:
-    """What the deck's text says in numbers."""
+    """The numbers in the deck's text."""
     ladder, (enough, retried) = rungs(RANKS), steps()
     waiting, _, prefetched = forwards().values()
     ahead = big(DEEP, "BACKWARD_PRE")

@@ -18,7 +18,7 @@ from draw.practice.wrapping import draw_frozen, draw_policies, tuned
 
 
 def numbers() -> dict[str, Any]:
-    """What the deck's text says in numbers."""
+    """The numbers in the deck's text."""
     psi, _, _ = elements()
     units = [50_000 * 8448, *[12 * 8448**2] * 80]  # lab 11's model of 70 billion parameters
     return {

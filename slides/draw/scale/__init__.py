@@ -23,7 +23,7 @@ SETTINGS = Settings()  # the ladder's model
 
 
 def numbers() -> dict[str, Any]:
-    """What the deck's text says in numbers."""
+    """The numbers in the deck's text."""
     flat, each = both()
     head = SETTINGS.model().head.weight.shape
     return {

@@ -21,7 +21,7 @@ from minifsdp.pipeline.actions import homes_of
 
 
 def numbers() -> dict[str, Any]:
-    """What the deck's text says in numbers."""
+    """The numbers in the deck's text."""
     return {
         "count": lambda value: f"{value:,}",
         "even": _even_tokens,
