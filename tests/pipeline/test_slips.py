@@ -157,6 +157,17 @@ def a_split_backward_of_a_stranger_layer(kind: str) -> None:
         torch.testing.assert_close(p.grad, q.grad)
 
 
+@check(ranks=2)
+def a_weights_hooks_run_once_for_each_micro_batch() -> None:
+    """An optimizer in such a hook would step twice, the first time with the gradient of an earlier micro-batch."""
+    linear, given, ready = nn.Linear(WIDTH, WIDTH), [], []
+    linear.weight.register_hook(lambda gradient: given.append(gradient is not None))
+    linear.weight.register_post_accumulate_grad_hook(lambda p: ready.append(p.grad is not None))
+    stage = PipelineStage(linear, dist.get_rank(), 2, "cpu")
+    step(pipeline.ScheduleInterleavedZeroBubble([stage], MICROS, mse_loss), *rows())
+    assert given == ready == [True] * MICROS
+
+
 @pytest.mark.parametrize(("ranks", "name"), check.params)
 def test_on_ranks(ranks: int, name: str) -> None:
     check.assert_passed(ranks, name)
