@@ -95,6 +95,8 @@ class PipelineStage:
         Returns:
             the gradients of its inputs, where they need one.
         """
+        if not self._splits and self.dw_builder is None:
+            return self._gradients_of_inputs(micro, gradients)
         found = self.backward_input(micro, gradients)
         self.backward_weight(micro)
         return found
