@@ -1232,7 +1232,7 @@ show_record(
     says="""
 On record is the bytes of its allocator over a step of the ladder's rungs, of which `fsdp-prefetch` has no limit
 and `fsdp-limit` one of k. Compare with what you have measured: does the limit take as much off `allocated` as
-off the ledger's curve? And with the paper GPU: how far do `active` and `reserved` stand above `allocated`,
+off the ledger's curve? And with the simulated GPU: how far do `active` and `reserved` stand above `allocated`,
 without a limit and with one? (The ladder's model is small: its host may not be far ahead of the device, and
 then little waits for an event.)
 """,

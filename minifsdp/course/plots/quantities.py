@@ -41,11 +41,11 @@ def timeline(
 ) -> Picture:
     """Plot a timeline, with a row of lanes for each name, all on one time axis.
 
-    A paper GPU's bars show the last part of their unit's name if there is room. A `Run` whose host runs ahead also
+    A simulated GPU's bars show the last part of their unit's name if there is room. A `Run` whose host runs ahead also
     has a host lane with its phases and waits; the vertical lines then mark the device's phases.
 
     Args:
-        rungs: by name, the spans from `timeline.read_trace` or a paper GPU's `Run.last_step()`; or a `Run`.
+        rungs: by name, the spans from `timeline.read_trace` or a simulated GPU's `Run.last_step()`; or a `Run`.
         title: the finding.
         says: one sentence on how to read it.
         lab: the lab, for the subtitle's count of the learner's answers.

@@ -41,7 +41,7 @@ BOARDS = (SCHEDULE, PIPELINE)
 
 
 def enter(name: str, schedule: Any) -> Any:
-    """Try a schedule on lab 08's paper GPU, keep its result, and draw its last step next to torch's defaults.
+    """Try a schedule on lab 08's simulated GPU, keep its result, and draw its last step next to torch's defaults.
 
     Args:
         name: the schedule's in the table; its best result is shown.
