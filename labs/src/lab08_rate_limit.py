@@ -1270,7 +1270,7 @@ then little waits for an event.)
 #
 # ## More: the fastest schedule in 8 GiB
 #
-# *20 to 40 minutes, not counted in the lab's 110*
+# *20 to 40 minutes, not counted in the lab's time*
 #
 # This is an open task without a reference answer. The model resembles T5-11B and runs on 16 simulated GPUs, where
 # gathering takes about as long as computing. Write the schedule with the shortest step for which the allocator reserves

@@ -1067,7 +1067,7 @@ for rank, (theirs, _) in enumerate(found):
 #
 # ## More: the shortest step with 6 micro-batches held
 #
-# *20 to 40 minutes, not counted in the lab's 95*
+# *20 to 40 minutes, not counted in the lab's time*
 #
 # This is an open task without a reference answer. There are 4 ranks and 8 micro-batches, and the backward is split.
 # Attention has no weights, so the three parts are not equal: F takes two time units of 10 ms, I two, W one. No rank
