@@ -23,7 +23,8 @@ _MEASURE = """section => {
     for (const each of pictures.filter(each => each.naturalWidth)) {
         const box = each.getBoundingClientRect();
         const shown = Math.min(box.width / each.naturalWidth, box.height / each.naturalHeight);
-        if (shown < 0.98) found.push(`shrinks ${each.getAttribute('src')}, and its type, to ${Math.round(100 * shown)} %`);
+        const percent = Math.round(100 * shown);
+        if (percent < 98) found.push(`shrinks ${each.getAttribute('src')}, and its type, to ${percent} %`);
     }
     const heading = section.querySelector('h1');
     const said = section.innerText.length - (heading ? heading.innerText.length : 0);

@@ -73,19 +73,17 @@ def draw_primitives() -> Figure:
         "all-reduce": (own, dict.fromkeys(own, total)),
         "all-gather": ({(r, r): {r} for r in FOUR}, {(r, c): {c} for r in FOUR for c in FOUR}),
         "reduce-scatter": (own, {(r, r): total for r in FOUR}),
-        "send, receive": ({(1, c): {1} for c in FOUR}, {(r, c): {1} for r in (1, 2) for c in FOUR}),
+        "no collective: send, receive": ({(1, c): {1} for c in FOUR}, {(r, c): {1} for r in (1, 2) for c in FOUR}),
     }
     for axes, (name, (before, after)) in zip(figure.subplots(2, 3).flat, cases.items(), strict=True):
         _grid(axes, 0, before)
         _grid(axes, 5.4, after)
         axes.annotate("", (5.3, -2), (4.1, -2), arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 2})
         axes.set_title(name, loc="center")
-        axes.set(xlim=(-0.5, 9.9), ylim=(-4.9, 0.1), aspect="equal")
+        axes.set(xlim=(-0.5, 9.9), ylim=(-4.1, 0.1), aspect="equal")
         axes.axis("off")
 
-    words = (figure.axes[0], 0, "a column is a rank, a row a chunk"), (figure.axes[4], 5.4, "four stripes are a sum")
-    for axes, x, says in words:
-        axes.text(x, -4.15, says, va="top", color=SOFT, in_layout=False)
+    figure.supxlabel("a column is a rank, a row is a chunk; four stripes are a sum", color=SOFT, fontsize=18)
     return figure
 
 

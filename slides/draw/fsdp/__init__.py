@@ -8,7 +8,7 @@ from draw.canvas import GIB, MIB, Draw, in_units
 from draw.fsdp.flat import draw_gradients, draw_offsets, draw_steps, draw_storage, torch_padding
 from draw.fsdp.ladder import draw_batch, draw_rungs, ladder_units, most_rows
 from draw.fsdp.norm import draw_norm, norms
-from draw.fsdp.runs import ranks, whole_hook
+from draw.fsdp.runs import SMALL, ranks, whole_hook
 from draw.fsdp.scaling import MEASURED, draw_scaling, modelled
 from draw.fsdp.step import draw_life, draw_log, draw_strategies
 from draw.fsdp.tied import draw_tied
@@ -41,6 +41,7 @@ def numbers() -> dict[str, Any]:
         "ops": full["ops"],
         "norms": norms(),
         "optimizer": full["optimizer"],
+        "small": SMALL,
         "rungs": rungs(),
         "ladder": ladder_units(),
         "fits": {name: most_rows(tried) for name, tried in ranks()[0]["rows"].items()},

@@ -90,10 +90,10 @@ def draw_trade() -> Figure:
         messages = 3 * len(units) - bool(units[0])
         middle = median(LARGE_SETTING.padded(sum(unit)) for unit in units if unit)
         sent.barh(place, messages, 0.62, color=GATHER)
-        sent.text(messages + 18, place, f"{messages:,} × {readable(middle)}", va="center")
+        sent.text(messages + 18, place, f"{messages:,} of {readable(middle)}", va="center")
     named(held, list(groupings()))
     held.set_title("unsharded at once")
-    sent.set_title("collectives × median size")
+    sent.set_title("collectives, and their median size")
     held.set_xlim(0, 19 * GIB)
     sent.set_xlim(0, 2150)
     for axes in (held, sent):
@@ -101,9 +101,6 @@ def draw_trade() -> Figure:
         axes.spines["bottom"].set_visible(False)
     sent.tick_params(axis="y", length=0)
     held.set_title("a unit is", loc="right", x=-0.03)
-    size = sum(map(sum, groupings()["a block"])) / 1e9
-    says = f"GPT, {size:.1f} billion,\nbf16, {LARGE_SETTING.ranks} ranks"
-    held.text(17 * GIB, 3.5, says, ha="right", va="center", color=SOFT)
     return figure
 
 

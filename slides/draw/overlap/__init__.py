@@ -15,7 +15,7 @@ from draw.overlap.prefetch import draw_issue, draw_unbounded, prefetch_gain
 from draw.overlap.queues import QUEUEING, draw_queue, draw_waits, forward_pieces
 from draw.overlap.rules import draw_rules
 from draw.overlap.runs import DEEP, GPT, big, laptop, race
-from draw.overlap.stall import draw_retry, draw_stall, steps
+from draw.overlap.stall import draw_retry, steps
 from draw.overlap.timelines import draw_backward, draw_frame, draw_held_up, draw_laptop, draw_race, draw_step, forwards
 
 from minifsdp.course.machine.program import STEP
@@ -28,7 +28,7 @@ from minifsdp.course.reference.lab06 import finish_times
 def numbers() -> dict[str, Any]:
     """The numbers in the deck's text."""
     ladder, (enough, retried) = rungs(RANKS), steps()
-    waiting, _, prefetched = forwards().values()
+    forward = {name: step_of(spans) for name, spans in forwards().items()}
     ahead = big(DEEP, "BACKWARD_PRE")
     states = dict.fromkeys(BLOCK_COLOURS, 0)
     for block in (block for segment in before_retry() for block in segment.blocks):
@@ -49,7 +49,8 @@ def numbers() -> dict[str, Any]:
         "hazard": race(0.25e9).hazards[0].text,
         "laptop": {name: laptop(name).seconds for name in ("overlap", "both ways")},
         "gain": {shape.batch: prefetch_gain(shape) for shape in (GPT, DEEP)},
-        "held_up": 1 - step_of(prefetched) / step_of(waiting),
+        "forward": forward,
+        "held_up": 1 - forward["held up, both ways"] / forward["held up"],
         "slower": short().seconds / ahead.seconds - 1,
         "issues": ahead.memory[-1].at - {mark.name: mark.host for mark in ahead.marks}[STEP],
         "ledger": {name: rungs()[name]["bytes"]["unsharded_peak"] for name in ("fsdp-prefetch", "fsdp-limit")},
@@ -77,7 +78,6 @@ FIGURES: dict[str, Draw] = {
     "overlap-pools": draw_pools,
     "overlap-lives": lambda: draw_lives("BACKWARD_PRE"),
     "overlap-blocks": draw_blocks,
-    "overlap-stall": draw_stall,
     "overlap-retry": draw_retry,
     "overlap-limited": lambda: draw_lives("k = 2"),
     "overlap-frame": draw_frame,
