@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import groupby
-from typing import Any
 
 from draw.canvas import GIB, canvas
 from draw.overlap.allocator import T5
