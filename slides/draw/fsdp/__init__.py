@@ -12,7 +12,7 @@ from draw.fsdp.runs import SMALL, ranks, whole_hook
 from draw.fsdp.scaling import MEASURED, draw_scaling, modelled
 from draw.fsdp.step import draw_life, draw_log, draw_strategies
 from draw.fsdp.tied import draw_tied
-from draw.fsdp.units import LARGE_SETTING, draw_trade, draw_units, groupings, refusal
+from draw.fsdp.units import LARGE_SETTING, draw_root, draw_trade, draw_units, groupings, refusal
 from draw.fsdp.whose import draw_whose
 from draw.measured import rungs
 
@@ -59,6 +59,7 @@ FIGURES: dict[str, Draw] = {
     "fsdp-storage": draw_storage,
     "fsdp-life": draw_life,
     "fsdp-log": draw_log,
+    "fsdp-root": draw_root,
     "fsdp-strategies": draw_strategies,
     "fsdp-rungs": draw_rungs,
     "fsdp-gradients": draw_gradients,

@@ -104,6 +104,25 @@ def draw_trade() -> Figure:
     return figure
 
 
+def draw_root() -> Figure:
+    """Unsharded parameters over forward and backward: one block after the other, on top of the root."""
+    figure = canvas(3.0)
+    axes = figure.subplots()
+    root, *blocks = (LARGE_SETTING.padded(sum(unit)) / GIB for unit in groupings()["a block"])
+    colour, steps = TAG_COLOURS["unsharded"], 2 * len(blocks)
+    axes.barh(root / 2, steps, root, color=UNIT_COLOURS[2])
+    axes.bar([place + 0.5 for place in range(steps)], [*blocks, *reversed(blocks)], 0.7, root, color=colour)
+    say(axes, steps / 4, root / 2, f"the root: {root:.1f} GiB", color=ink_on(UNIT_COLOURS[2]))
+    axes.axvline(len(blocks), color=INK, linewidth=1.6, linestyle=(0, (3, 3)))
+    says = f"{len(blocks)} blocks, one at a time: {blocks[0]:.1f} GiB each"
+    say(axes, 0, root + 1.3 * blocks[0], says, ha="left", color=as_text(colour), va="bottom")
+    axes.set_xticks([len(blocks) / 2, 1.5 * len(blocks)], ["forward", "backward"])
+    axes.tick_params(axis="x", length=0)
+    axes.set(xlim=(0, steps), ylim=(0, 1.35 * (root + blocks[0])))
+    axes.set_ylabel("GiB unsharded")
+    return figure
+
+
 def draw_units() -> Figure:
     """Six layers as they run, and the three flat parameters that hold them."""
     figure = canvas(5.2)

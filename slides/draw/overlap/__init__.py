@@ -6,10 +6,10 @@ from typing import Any
 
 from draw.canvas import GIB, MIB, Draw, in_units
 from draw.measured import rungs
-from draw.overlap.allocator import before_retry, draw_blocks, draw_lives, limiter, short
+from draw.overlap.allocator import before_retry, draw_blocks, draw_lives, short
 from draw.overlap.held import draw_one_block
 from draw.overlap.ladder import RANKS, draw_rungs
-from draw.overlap.limits import draw_limits
+from draw.overlap.limits import draw_limiter, draw_limits, limited
 from draw.overlap.pools import draw_pools
 from draw.overlap.prefetch import draw_issue, draw_unbounded, prefetch_gain
 from draw.overlap.queues import QUEUEING, draw_queue, draw_waits, forward_pieces
@@ -19,7 +19,6 @@ from draw.overlap.stall import draw_retry, steps
 from draw.overlap.timelines import draw_backward, draw_frame, draw_held_up, draw_laptop, draw_race, draw_step, forwards
 
 from minifsdp.course.machine.program import STEP
-from minifsdp.course.machine.shapes import SHAPES
 from minifsdp.course.plots.drawing import step_of
 from minifsdp.course.plots.palette import BLOCK_COLOURS
 from minifsdp.course.reference.lab06 import finish_times
@@ -56,7 +55,7 @@ def numbers() -> dict[str, Any]:
         "ledger": {name: rungs()[name]["bytes"]["unsharded_peak"] for name in ("fsdp-prefetch", "fsdp-limit")},
         "deep": {k: big(DEEP, k) for k in ("k = 1", "k = 2", "k = 3", "BACKWARD_PRE")},
         "states": states,
-        "limiter": {name.removesuffix("-like"): limiter(SHAPES[name]) for name in SHAPES if name != GPT.name},
+        "limiter": limited(),
         "stall": {"without": enough.seconds, "with": retried.seconds},
         "four": {name: rung["bytes"]["peak"] for name, rung in ladder.items()},
         "sent": {name: rung["sent"] for name, rung in ladder.items()},
@@ -81,6 +80,7 @@ FIGURES: dict[str, Draw] = {
     "overlap-retry": draw_retry,
     "overlap-limited": lambda: draw_lives("k = 2"),
     "overlap-frame": draw_frame,
+    "overlap-limiter": draw_limiter,
     "overlap-limits": draw_limits,
     "overlap-rungs": draw_rungs,
     "overlap-one-block": draw_one_block,

@@ -63,6 +63,7 @@ def before_retry() -> list[Any]:
     return short().snapshots["first retry"]
 
 
+@cache
 def limiter(shape: Shape) -> dict[str, float]:
     """A step without the limiter and with it, how often memory ran out without, and the factor between the two."""
     runs = [shape.replay(SCHEDULES[name]) for name in ("BACKWARD_PRE", "k = 2")]

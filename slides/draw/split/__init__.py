@@ -7,6 +7,7 @@ from typing import Any
 
 from draw.canvas import Draw
 from draw.measured import told
+from draw.memory.parallel import draw_parallel
 from draw.split.bubbles import MICROS_AT_95, draw_bubbles, draw_sizes, fastest
 from draw.split.cut_layers import draw_block, draw_f_g, draw_sequence, draw_vocabulary
 from draw.split.kept import draw_kept, kept_share
@@ -60,6 +61,7 @@ def _schedules() -> dict[str, dict[str, str]]:
 
 
 FIGURES: dict[str, Draw] = {
+    "split-storage": draw_parallel,
     "split-product": draw_product,
     "split-f-g": draw_f_g,
     "split-block": draw_block,
