@@ -1,4 +1,4 @@
-"""Two ways to give a buffer back: who waits for whom, and what that keeps busy on a GPU on paper."""
+"""Two ways to give a buffer back: who waits for whom, and what that keeps busy on a simulated GPU."""
 
 from __future__ import annotations
 
