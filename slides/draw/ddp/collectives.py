@@ -73,7 +73,7 @@ def draw_primitives() -> Figure:
         "all-reduce": (own, dict.fromkeys(own, total)),
         "all-gather": ({(r, r): {r} for r in FOUR}, {(r, c): {c} for r in FOUR for c in FOUR}),
         "reduce-scatter": (own, {(r, r): total for r in FOUR}),
-        "no collective: send, receive": ({(1, c): {1} for c in FOUR}, {(r, c): {1} for r in (1, 2) for c in FOUR}),
+        "send, receive": ({(1, c): {1} for c in FOUR}, {(r, c): {1} for r in (1, 2) for c in FOUR}),
     }
     for axes, (name, (before, after)) in zip(figure.subplots(2, 3).flat, cases.items(), strict=True):
         _grid(axes, 0, before)
@@ -83,7 +83,8 @@ def draw_primitives() -> Figure:
         axes.set(xlim=(-0.5, 9.9), ylim=(-4.1, 0.1), aspect="equal")
         axes.axis("off")
 
-    figure.supxlabel("a column is a rank, a row is a chunk; four stripes are a sum", color=SOFT, fontsize=18)
+    says = "a column is a rank, a row is a chunk, four stripes are a sum;\nsend and receive are no collective"
+    figure.supxlabel(says, color=SOFT, fontsize=18)
     return figure
 
 

@@ -19,7 +19,7 @@ from minifsdp.course.plots.palette import INK, LANE_COLOURS, OUTCOME_COLOURS, in
 from minifsdp.course.watch.timeline import Span
 
 WRONG = OUTCOME_COLOURS["wrong"]
-MODEL = f"{T5.recorded} + {T5.recorded} blocks of {T5.name}, A100"
+MODEL = f"{T5.recorded} + {T5.recorded} blocks of a {T5.name} model on a simulated A100"
 
 
 @cache
@@ -45,7 +45,7 @@ def draw_retry() -> Figure:
     panels[0].get_gridspec().set_height_ratios([high - low for low, high in (panel.get_ylim() for panel in panels)])
     panels[1].spines["bottom"].set_visible(True)
     panels[1].tick_params(axis="x", length=4)
-    panels[1].set_xlabel(f"ms; modelled, not measured: {MODEL}")
+    panels[1].set_xlabel(f"ms, modelled: {MODEL}")
     return figure
 
 

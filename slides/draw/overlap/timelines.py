@@ -19,7 +19,7 @@ from minifsdp.course.plots.palette import OUTCOME_COLOURS
 from minifsdp.course.watch.intervals import subtract, union
 from minifsdp.course.watch.timeline import Span
 
-GPT_ON = f"{GPT.recorded} blocks of {GPT.name}, A100"
+GPT_ON = f"{GPT.recorded} blocks of a {GPT.name} model on a simulated A100"
 
 
 def last_step(run: Run) -> list[Span]:
@@ -93,7 +93,7 @@ def titled(runs: Mapping[str, Run]) -> dict[str, list[Span]]:
 def draw_race() -> Figure:
     """The same program without one wait on two links: it reads too early on one of them, and is wrong on both."""
     rows = {"fast link": forward_of(race(0.25e9)), "slow link": forward_of(race(20e6))}
-    figure = timeline(rows, 4.0, "a GPU of 20 GFLOP/s", messages=["all-gather"])
+    figure = timeline(rows, 4.0, "a simulated GPU of 20 GFLOP/s", messages=["all-gather"])
     for panel, spans in zip(figure.axes, rows.values(), strict=True):
         gather = next(span for span in spans if span.name == "all_gather blocks.2")
         read = next(span for span in spans if (span.lane, span.name) == ("compute", "blocks.2"))
@@ -121,7 +121,7 @@ def draw_backward() -> Figure:
         begin, each = run.done - run.seconds, layer_seconds(run)[1]
         begin = min(span.start for span in run.spans if span.start > begin and "reduce_scatter blocks" in span.name)
         rows[f"{name}: {1e3 * each:.0f} ms per block"] = cut(run, begin, begin + 2 * each)
-    figure = timeline(rows, 4.0, f"backward of {GPT_ON}")
+    figure = timeline(rows, 4.0, f"backward of a {GPT.name} model on a simulated A100")
     mark_gaps(figure.axes[0], next(iter(rows.values())), 1)
     return figure
 
@@ -145,7 +145,7 @@ def draw_held_up() -> Figure:
     """A forward whose host is held up in every unit, without forward prefetch and with it."""
     names = {"no forward prefetch": "held up", "forward prefetch": "held up, both ways"}
     rows = {f"{name}: {step_of(forwards()[key]):.2f} ms": forwards()[key] for name, key in names.items()}
-    return timeline(rows, 4.3, f"the course's model, {LINKED.name}", ["host", *LANES], ["all-gather"])
+    return timeline(rows, 4.3, f"the course's model on a simulated {LINKED.name}", ["host", *LANES], ["all-gather"])
 
 
 def draw_frame() -> Figure:
