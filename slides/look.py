@@ -20,8 +20,12 @@ _MEASURE = """section => {
     }
     const pictures = [...section.querySelectorAll('img')];
     found.push(...pictures.filter(each => !each.naturalWidth).map(each => `${each.getAttribute('src')} is not shown`));
-    found.push(...pictures.filter(each => each.naturalWidth && each.getBoundingClientRect().height < 160)
-        .map(each => `${each.getAttribute('src')} is squeezed`));
+    for (const each of pictures.filter(each => each.naturalWidth)) {
+        const box = each.getBoundingClientRect();
+        const shown = Math.min(box.width / each.naturalWidth, box.height / each.naturalHeight);
+        const percent = Math.round(100 * shown);
+        if (percent < 98) found.push(`shrinks ${each.getAttribute('src')}, and its type, to ${percent} %`);
+    }
     const heading = section.querySelector('h1');
     const said = section.innerText.length - (heading ? heading.innerText.length : 0);
     if (!pictures.length && said < 20 && !section.classList.contains('title')) found.push('is empty');

@@ -765,8 +765,8 @@ plots.lines(
     xlabel="ranks N",
     logx=True,
     ylabel="bytes that the busiest rank sends / bytes of the tensor",
-    title=f"All-reduce on 4 ranks: a ring sends {per_byte['ring'][2]:.4g} times the tensor, "
-    f"gathering all {per_byte['gather all, add'][2]:.4g} times",
+    title=f"On 4 ranks, a ring all-reduce sends {per_byte['ring'][2]:.4g} times the tensor, and gathering all sends "
+    f"{per_byte['gather all, add'][2]:.4g} times",
     says="Points are measured on 2, 3 and 4 ranks; diamonds, the formula for more, in the legend's order from the top. "
     "Only the ring's stays below 2 for every N.",
     lab="01",

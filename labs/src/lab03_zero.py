@@ -563,8 +563,8 @@ assert (most1, most2) == (expected1.gradients_peak, predicted2), "not the predic
 plots.curve(
     zero2[0]["curve"],
     earlier={"DDP": ddp[0]["curve"], "ZeRO-1": zero1[0]["curve"]},
-    title=f"Peak of a step: DDP {ddp[0]['peak'] / MIB:.1f}, ZeRO-1 {zero1[0]['peak'] / MIB:.1f}, "
-    f"ZeRO-2 {zero2[0]['peak'] / MIB:.1f} MiB",
+    title=f"A step peaks at {ddp[0]['peak'] / MIB:.1f} MiB with DDP, {zero1[0]['peak'] / MIB:.1f} with ZeRO-1 and "
+    f"{zero2[0]['peak'] / MIB:.1f} with ZeRO-2",
     says="Rank 0 over the allocations of one step. Under ZeRO-2 backward gives away what it makes: gradients rise to a "
     "bucket, go into its buffer, and a shard remains. The spikes of activations in the step are Adam's temporaries.",
     lab="03",
@@ -630,9 +630,11 @@ spans = launch(traced, 2)[0]
 hidden = {name: overlap(each) or 0.0 for name, each in spans.items()}
 plots.timeline(
     spans,
-    title="Hidden under compute: "
-    + ", ".join(f"{name} {share:.0%} (of {early[name]:.0%} possible)" for name, share in hidden.items()),
-    says="The fastest of five steps. DDP and ZeRO-2 reduce during backward, ZeRO-1 in the step; gathers come after the "
+    title=" and ".join(f"{name} hides {share:.0%}" for name, share in hidden.items() if early[name])
+    + " of its communication under compute",
+    says="The fastest of five steps. "
+    + ", ".join(f"{name} could hide {share:.0%}" for name, share in early.items())
+    + ". DDP and ZeRO-2 reduce during backward, ZeRO-1 in the step; gathers come after the "
     "update. A message is under way from the moment it is issued here until the later rank has sent its part. On a CPU "
     "a reduction takes processor time from the computation above it, so the step that hides more may take longer.",
     lab="03",

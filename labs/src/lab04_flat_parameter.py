@@ -958,7 +958,8 @@ assert by_unit["peak"] <= total + 4 * largest, "beside the model there was more 
 plots.curve(
     by_unit["curve"],
     earlier={"as one unit": at_once["curve"]},
-    title=f"Unit by unit the peak is {by_unit['peak'] / total:.2f} Ψ, as one unit {at_once['peak'] / total:.2f} Ψ",
+    title=f"Sharding unit by unit peaks at {by_unit['peak'] / total:.2f} Ψ, a single unit at "
+    f"{at_once['peak'] / total:.2f} Ψ",
     says="A rank of 4 flattens and shards the six layers. Dark: originals, then shards; light: the buffer. "
     "The stages are those of the three units; the grey curve is stretched to the same width.",
     lab="04",

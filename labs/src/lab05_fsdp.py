@@ -916,8 +916,8 @@ plots.stages(
     earlier={
         name: {BARS.get(stage, stage): sum(each[stage].values()) for stage in stages} for name, each in peak_or.items()
     },
-    title=f"Before a step {rest / MIB:.2f} MiB instead of DDP's {sum(peak_or['DDP']['before'].values()) / MIB:.2f}: "
-    f"all of it is sharded",
+    title=f"Before a step, a rank holds {rest / MIB:.2f} MiB instead of DDP's "
+    f"{sum(peak_or['DDP']['before'].values()) / MIB:.2f}: all of it is sharded",
     says="Bytes of a rank at the end of each stage of a step, before zero_grad, and at its peak. Narrow bars: earlier "
     "rungs, whose peaks come at moments of their own.",
     lab="05",

@@ -994,7 +994,7 @@ def gain(name: str) -> str:
 
 plots.versus(
     results,
-    title=f"Measured: you gain {gain('yours')}, with the gather first {gain('yours, gather first')}",
+    title=f"By the clock, your schedule gains {gain('yours')}, and with the gather first {gain('yours, gather first')}",
     says="Two ranks, emulated link of 2 ms and 50 MB/s, the host computes. Reductions are all that can hide.",
     lab="06",
 )
@@ -1053,8 +1053,8 @@ traced = {name: min(each, key=lambda spans: max(span.end for span in spans)) for
 hidden = {name: overlap(spans) for name, spans in traced.items()}
 plots.timeline(
     traced,
-    title=f"Under compute: {hidden['lab 05']:.0%} of lab 05's communication, {hidden['yours']:.0%} of yours, "
-    f"{hidden['yours, gather first']:.0%} with the gather first",
+    title=f"Your schedule hides {hidden['yours']:.0%} of its communication under compute, and with the gather first "
+    f"{hidden['yours, gather first']:.0%}",
     says="A step of rank 0, the faster of two, in the world of this notebook. Where ranks share a GPU, look at the "
     "order alone.",
     lab="06",

@@ -673,8 +673,8 @@ for name, result in results.items():
 assert results["both"].predicted < results["none"].predicted
 plots.versus(
     results,
-    title=f"From {1e3 * results['none'].median:.0f} to {1e3 * results['both'].median:.0f} ms by the clock, where the "
-    f"model says {1e3 * results['none'].predicted:.0f} to {1e3 * results['both'].predicted:.0f}",
+    title=f"Prefetch shortens a step from {1e3 * results['none'].median:.0f} to {1e3 * results['both'].median:.0f} ms; "
+    f"the model predicts {1e3 * results['none'].predicted:.0f} and {1e3 * results['both'].predicted:.0f}",
     says="Two ranks on an emulated link, 3 steps of each schedule. The model is given the link and each schedule's own "
     "seconds of computing, measured, and works out from its program how long it waits.",
     lab="07",
@@ -868,7 +868,7 @@ for span in replay(wide["runs ahead", "no prefetch"], LINKED).last_step():
     first.setdefault(span.name, span)
 computing = first["blocks.2"].start - first["blocks.1"].start
 print(f"gather of a block {1e3 * first['all_gather blocks.1'].duration:.2f} ms, its forward {1e3 * computing:.2f} ms")
-print(f"{'launch, us':37}" + "".join(f"{1e6 * each:8.0f}" for each in LAUNCH))
+print(f"{'launch, µs':37}" + "".join(f"{1e6 * each:8.0f}" for each in LAUNCH))
 for (host, name), seconds in took.items():
     print(f"{f'host {host}, {name}, ms':37}" + "".join(f"{1e3 * each:8.2f}" for each in seconds))
 assert first["all_gather blocks.1"].duration < computing
@@ -881,10 +881,9 @@ plots.lines(
         f"host {host}": ([1e6 * each for each in LAUNCH], [round(100 * gain, 1) + 0.0 for gain in several])
         for host, several in gains.items()
     },
-    xlabel="host's time for a kernel, us (logarithmic)",
-    ylabel="saved of forward, %",
-    title=f"Forward prefetch saves a host that is held up {gains['held up'][0]:.0%}, one that runs ahead nothing while "
-    "it is well ahead",
+    xlabel="host's time for a kernel, µs (logarithmic)",
+    ylabel="forward time saved, %",
+    title=f"Forward prefetch saves {gains['held up'][0]:.0%} if the host is held up, and nothing if it is well ahead",
     says="Three equal blocks. A host that runs ahead has issued the gather anyway; one that is slower than its device "
     "starves it, prefetch or not.",
     lab="07",

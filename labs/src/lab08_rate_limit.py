@@ -1165,9 +1165,10 @@ by_room = {T5.room: factors["T5-11B-like"]} | {room: factor(room) for room in (1
 assert by_room[2.0] == 1
 plots.lines(
     {"T5-11B-like": (list(by_room), list(by_room.values()))},
-    xlabel="memory of the device, over the need with k = 2",
-    ylabel="a step, over one with k = 2",
-    title=f"Without a limit {by_room[T5.room]:.1f} times as long where memory is short, as fast where it is ample",
+    xlabel="memory of the device, multiples of the need with k = 2",
+    ylabel="time of a step, multiples of that with k = 2",
+    title=f"Without a limit, a step takes {by_room[T5.room]:.1f} times as long if memory is short, and as long if it "
+    "is ample",
     says="With k = 2 a step takes the same everywhere. Mean of all steps but the first.",
     lab="08",
     model=T5_DEVICE.name,

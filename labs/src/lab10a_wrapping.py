@@ -729,7 +729,7 @@ plots.curve(
     with_new_shards(built["meta"]["curve"]),
     earlier={"eager": built["eager"]["curve"]},
     predicted_peak=one,
-    title=f"From meta a rank never holds more than {built['meta']['peak'] / PSI:.2f} of the model, eager "
+    title=f"Built on meta, a rank holds at most {built['meta']['peak'] / PSI:.2f} of the model; built eagerly, "
     f"{built['eager']['peak'] / PSI:.2f}",
     says="A rank of 2 builds and shards the GPT, block by block, the root last. Dark: shards; light: the unit that "
     "is being sharded. With more ranks the shards shrink, and one unit is left.",
@@ -1187,8 +1187,8 @@ peaks = {name: of[name]["peak"] for name in ("DDP", "no policy", "FSDP")}
 most = {name: sum(held.values()) / 2**20 for name, held in peaks.items()}
 plots.stages(
     peaks,
-    title=f"A rank that trains the Llama peaks at {most['FSDP']:.2f} MiB instead of DDP's {most['DDP']:.2f}; without "
-    f"a policy at {most['no policy']:.2f}",
+    title=f"A rank that trains the Llama peaks at {most['FSDP']:.2f} MiB, at {most['DDP']:.2f} with DDP, and at "
+    f"{most['no policy']:.2f} without a policy",
     says="What a rank of 2 holds at the peak of three steps, activations included: the DDP script (whose bucket is "
     "allocated whole with the first gradient), FSDP with the root as its only unit, and with a unit for each "
     "block.",

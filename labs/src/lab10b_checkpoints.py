@@ -1278,7 +1278,7 @@ assert all(each["peak"] < none["peak"] for name, each in again.items() if name !
 # %%
 plots.stages(
     {name: again[name]["at_peak"] for name in ("none", "inside", "around, reentrant")},
-    title=f"Recomputation: {none['peak'] / MIB:.2f} MiB at the peak become {inside['peak'] / MIB:.2f}",
+    title=f"Recomputation lowers the peak from {none['peak'] / MIB:.2f} to {inside['peak'] / MIB:.2f} MiB",
     says="What a rank holds at the peak of a step, without checkpoints, with checkpoints inside the units, and around "
     "them. The peak's moment moves, so bars differ in more than activations; model state's own peak is in the table.",
     lab="10b",
@@ -1363,8 +1363,8 @@ with tempfile.TemporaryDirectory() as folder:
 hidden = {name: overlap(each) or 0.0 for name, each in spans.items()}
 plots.timeline(
     spans,
-    title=f"{hidden['inside']:.0%} of communication under compute with checkpoints inside, "
-    f"{hidden['around, reentrant']:.0%} around",
+    title=f"Checkpoints inside the units hide {hidden['inside']:.0%} of the communication, those around them "
+    f"{hidden['around, reentrant']:.0%}",
     says=f"Lanes of one rank, the fastest of {STEPS} steps over an emulated link. Recomputation makes backward compute "
     "longer; placed around, its gathers come while nothing computes.",
     lab="10b",

@@ -1042,8 +1042,8 @@ plots.lines(
     expected={"compute alone": (series["fully sharded"][0], device_only)},
     xlabel="ranks (logarithmic)",
     ylabel="seconds of a step of 512 rows (logarithmic)",
-    title=f"From 8 ranks to 512 a step gets {series['fully sharded'][1][0] / last['fully sharded']:.0f} times as fast "
-    f"fully sharded, {series['hybrid, F = 8'][1][0] / last['hybrid, F = 8']:.0f} times with F = 8, not 64 times",
+    title=f"On 64 times as many ranks, a step is {series['fully sharded'][1][0] / last['fully sharded']:.0f} times as "
+    f"fast if fully sharded, and {series['hybrid, F = 8'][1][0] / last['hybrid, F = 8']:.0f} times with F = 8",
     says="The same work on more ranks. A line leaves the diamonds where the network is the busiest, and turns flat: a "
     "host sends 3 models fully sharded and 2 with hybrid sharding, however many hosts there are. Up to "
     f"{together} ranks the lines lie on each other; at 512 a step takes {last['fully sharded']:.1f} s and "

@@ -849,8 +849,8 @@ print_wrapped(f"no wait: {runs['no wait'].hazards[0].text}")
 # %%
 plots.device_memory(
     {name: runs[name] for name in ("yours, held", "record_stream")},
-    title=f"Held by reference {runs['yours, held'].peak('reserved') / MIB:.0f} MiB are reserved, with record_stream "
-    f"{runs['record_stream'].peak('reserved') / MIB:.0f}",
+    title=f"With held buffers, {runs['yours, held'].peak('reserved') / MIB:.0f} MiB are reserved, and "
+    f"{runs['record_stream'].peak('reserved') / MIB:.0f} with record_stream",
     says="Bytes over the host's time, which ends long before the device's. What is held by reference counts as "
     "allocated, and serves again once a wait for its last reader is in the owner's queue. What another stream "
     "was recorded on stays active after its free.",

@@ -24,17 +24,22 @@ HEIGHTS = 3.0, 5.2  # inches: lower is a strip, higher is shrunk to fit below a 
 
 
 def illegible(figure: Figure) -> list[str]:
-    """One line for each text that is too small or too pale, and for a figure that wastes its slide."""
+    """One line for each text that is too small, too pale or cut off, and for a figure that wastes its slide."""
     figure.draw_without_rendering()
     width, height = figure.get_size_inches()
     found = []
     if width != WIDTH or not HEIGHTS[0] <= height <= HEIGHTS[1]:
         found.append(f"{width} x {height} inches: {WIDTH} x {HEIGHTS[0]} to {HEIGHTS[1]} fill a slide")
     filled = list(_filled(figure))
+    ticks = {id(each) for axes in figure.axes for at in (axes.xaxis, axes.yaxis) for each in at.get_ticklabels()}
     for text in _texts(figure):
         what = repr(text.get_text())
         if text.get_fontsize() < LEAST_TYPE:
             found.append(f"{what} has {text.get_fontsize():g} pt: {LEAST_TYPE} at least")
+        extent, page = text.get_window_extent(), figure.bbox.padded(1)
+        whole = page.contains(extent.x0, extent.y0) and page.contains(extent.x1, extent.y1)
+        if not whole and id(text) not in ticks:  # ticks beyond an axis have labels, which are not drawn
+            found.append(f"{what} is cut off")
         ratio = contrast(to_hex(text.get_color()), _behind(text, filled))
         if ratio < LEAST_CONTRAST:
             found.append(f"{what} has a contrast of {ratio:.1f}: {LEAST_CONTRAST} at least")

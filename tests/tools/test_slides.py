@@ -118,6 +118,15 @@ def test_small_type_and_a_figure_that_wastes_its_slide_are_named() -> None:
     ]
 
 
+def test_text_that_leaves_the_figure_is_named() -> None:
+    figure = page()
+    axes = figure.subplots()
+    axes.set(xlim=(0, 0.99), yticks=[])  # the last tick is not drawn
+    axes.tick_params(labelsize=18)
+    axes.text(0.9, 0.5, "far too long for its place", fontsize=18)
+    assert illegible(figure) == ["'far too long for its place' is cut off"]
+
+
 @pytest.mark.parametrize(
     ("behind", "ink", "is_read"),
     [("#009E73", "white", False), ("#009E73", "black", True), ("#0072B2", "white", True), ("#0072B2", "black", False)],

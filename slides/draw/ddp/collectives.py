@@ -80,12 +80,11 @@ def draw_primitives() -> Figure:
         _grid(axes, 5.4, after)
         axes.annotate("", (5.3, -2), (4.1, -2), arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 2})
         axes.set_title(name, loc="center")
-        axes.set(xlim=(-0.5, 9.9), ylim=(-4.9, 0.1), aspect="equal")
+        axes.set(xlim=(-0.5, 9.9), ylim=(-4.1, 0.1), aspect="equal")
         axes.axis("off")
 
-    words = (figure.axes[0], 0, "a column is a rank, a row a chunk"), (figure.axes[4], 5.4, "four stripes are a sum")
-    for axes, x, says in words:
-        axes.text(x, -4.15, says, va="top", color=SOFT, in_layout=False)
+    says = "a column is a rank, a row is a chunk, four stripes are a sum;\nsend and receive are no collective"
+    figure.supxlabel(says, color=SOFT, fontsize=18)
     return figure
 
 

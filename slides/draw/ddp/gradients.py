@@ -105,7 +105,7 @@ def draw_gradients() -> Figure:
 
 def draw_join() -> Figure:
     """Steps of four ranks with unequal numbers of batches, and the weight of a batch by what the sum is divided by."""
-    figure = canvas(5.0)
+    figure = canvas(4.8)
     axes = figure.subplots()
     steps, colour = range(max(BATCHES)), TAG_COLOURS["gradients"]
     running = [sum(step < batches for batches in BATCHES) for step in steps]

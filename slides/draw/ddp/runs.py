@@ -1,4 +1,4 @@
-"""GPT-2 under DDP on a GPU on paper: its gradients, its buckets, and the seconds of both."""
+"""GPT-2 under DDP on a simulated GPU: its gradients, its buckets, and the seconds of both."""
 
 from __future__ import annotations
 

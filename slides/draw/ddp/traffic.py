@@ -71,7 +71,7 @@ def sent_bytes(way: Callable[[Any], None], ranks: int) -> list[float]:
 
 def draw_busiest() -> Figure:
     """Bytes that the busiest rank sends in an all-reduce, over the number of ranks, for three ways."""
-    figure = canvas(4.3)
+    figure = canvas(3.9)
     axes = figure.subplots()
     counts = [2**power for power in range(1, 11)]
     axes.plot(counts, [n - 1 for n in counts], color=BAD)

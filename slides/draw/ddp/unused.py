@@ -21,7 +21,7 @@ FATES = (
 
 def draw_unused() -> Figure:
     """Buckets as columns, ranks above and below, and between them what becomes of each bucket."""
-    figure = canvas(3.9)
+    figure = canvas(3.7)
     axes = figure.subplots()
     colour, centre = TAG_COLOURS["gradients"], {"ha": "center", "va": "center"}
     for bucket, (names, (fate, outcome)) in enumerate(zip(BUCKETS, FATES, strict=True)):

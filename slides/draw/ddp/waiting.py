@@ -26,7 +26,7 @@ NCCL = {
 
 def _lanes(axes: Axes, left: float, title: str, lanes: dict[str, list[tuple[float, float, str, str]]]) -> None:
     """Lanes from the top, the link last; a collective is on the link from the start to `DONE`."""
-    axes.text(left - 0.85, 1.15, title, fontsize=20, fontweight="bold")
+    axes.text(left - 0.85, 1.2, title, fontsize=20, fontweight="bold")
     centre: Any = {"ha": "center", "va": "center"}
     for row, (lane, boxes) in enumerate(lanes.items()):
         y = -0.8 * row - (0.8 if lane == "link" and row == 1 else 0.0)  # both links are on one line
@@ -44,7 +44,7 @@ def _lanes(axes: Axes, left: float, title: str, lanes: dict[str, list[tuple[floa
 
 def draw_waiting() -> Figure:
     """One rank on each backend, from the start of a collective to the use of its output."""
-    figure = canvas(3.5)
+    figure = canvas(3.2)
     axes = figure.subplots()
     _lanes(axes, 0.9, "gloo: wait() blocks the host", GLOO)
     _lanes(axes, 6.75, "NCCL: wait() blocks the stream", NCCL)

@@ -8,11 +8,11 @@ from draw.canvas import GIB, MIB, Draw, in_units
 from draw.fsdp.flat import draw_gradients, draw_offsets, draw_steps, draw_storage, torch_padding
 from draw.fsdp.ladder import draw_batch, draw_rungs, ladder_units, most_rows
 from draw.fsdp.norm import draw_norm, norms
-from draw.fsdp.runs import ranks, whole_hook
+from draw.fsdp.runs import SMALL, ranks, whole_hook
 from draw.fsdp.scaling import MEASURED, draw_scaling, modelled
 from draw.fsdp.step import draw_life, draw_log, draw_strategies
 from draw.fsdp.tied import draw_tied
-from draw.fsdp.units import LARGE_SETTING, draw_trade, draw_units, groupings, refusal
+from draw.fsdp.units import LARGE_SETTING, draw_root, draw_trade, draw_units, groupings, refusal
 from draw.fsdp.whose import draw_whose
 from draw.measured import rungs
 
@@ -41,6 +41,7 @@ def numbers() -> dict[str, Any]:
         "ops": full["ops"],
         "norms": norms(),
         "optimizer": full["optimizer"],
+        "small": SMALL,
         "rungs": rungs(),
         "ladder": ladder_units(),
         "fits": {name: most_rows(tried) for name, tried in ranks()[0]["rows"].items()},
@@ -58,6 +59,7 @@ FIGURES: dict[str, Draw] = {
     "fsdp-storage": draw_storage,
     "fsdp-life": draw_life,
     "fsdp-log": draw_log,
+    "fsdp-root": draw_root,
     "fsdp-strategies": draw_strategies,
     "fsdp-rungs": draw_rungs,
     "fsdp-gradients": draw_gradients,

@@ -32,7 +32,7 @@ def _triangle(axes: Axes, legs: tuple[float, float], colour: str, line: Any = "-
 
 def draw_norm() -> Figure:
     """The gradient, the gradient clipped to half its norm, and what clipping each part by its own norm makes of it."""
-    figure = canvas(3.6)
+    figure = canvas(3.2)
     total, first, second = norms()
     limit = total / 2
     right, wrong = OUTCOME_COLOURS["right"], OUTCOME_COLOURS["wrong"]
@@ -43,7 +43,7 @@ def draw_norm() -> Figure:
     )
     for axes, (title, legs, colour) in zip(figure.subplots(1, 3, sharex=True, sharey=True), cases, strict=True):
         _triangle(axes, legs, colour)
-        axes.set_title(title, color=as_text(colour))
+        say(axes, 0, 0.76 * total, title, ha="left", color=as_text(colour), fontweight="bold")
         length = (legs[0] ** 2 + legs[1] ** 2) ** 0.5
         say(
             axes,
@@ -56,7 +56,7 @@ def draw_norm() -> Figure:
         )
         say(axes, legs[0] / 2, -0.09 * total, f"rank 0: {legs[0]:.2f}", color=OWN[0])
         say(axes, legs[0] + 0.04 * total, legs[1] / 2, f"rank 1:\n{legs[1]:.2f}", ha="left", color=OWN[1])
-        axes.set(xlim=(-0.02 * total, 1.15 * total), ylim=(-0.16 * total, 0.66 * total), aspect="equal")
+        axes.set(xlim=(-0.02 * total, 1.15 * total), ylim=(-0.16 * total, 0.82 * total), aspect="equal")
         axes.axis("off")
     figure.supxlabel(f"limit: {limit:.2f}, half of the norm; small GPT, 2 ranks, measured", color=SOFT, fontsize=18)
     return figure

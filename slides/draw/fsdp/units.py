@@ -90,10 +90,10 @@ def draw_trade() -> Figure:
         messages = 3 * len(units) - bool(units[0])
         middle = median(LARGE_SETTING.padded(sum(unit)) for unit in units if unit)
         sent.barh(place, messages, 0.62, color=GATHER)
-        sent.text(messages + 18, place, f"{messages:,} × {readable(middle)}", va="center")
+        sent.text(messages + 18, place, f"{messages:,} of {readable(middle)}", va="center")
     named(held, list(groupings()))
     held.set_title("unsharded at once")
-    sent.set_title("collectives × median size")
+    sent.set_title("collectives, and their median size")
     held.set_xlim(0, 19 * GIB)
     sent.set_xlim(0, 2150)
     for axes in (held, sent):
@@ -101,9 +101,25 @@ def draw_trade() -> Figure:
         axes.spines["bottom"].set_visible(False)
     sent.tick_params(axis="y", length=0)
     held.set_title("a unit is", loc="right", x=-0.03)
-    size = sum(map(sum, groupings()["a block"])) / 1e9
-    says = f"GPT, {size:.1f} billion,\nbf16, {LARGE_SETTING.ranks} ranks"
-    held.text(17 * GIB, 3.5, says, ha="right", va="center", color=SOFT)
+    return figure
+
+
+def draw_root() -> Figure:
+    """Unsharded parameters over forward and backward: one block after the other, on top of the root."""
+    figure = canvas(3.0)
+    axes = figure.subplots()
+    root, *blocks = (LARGE_SETTING.padded(sum(unit)) / GIB for unit in groupings()["a block"])
+    colour, steps = TAG_COLOURS["unsharded"], 2 * len(blocks)
+    axes.barh(root / 2, steps, root, color=UNIT_COLOURS[2])
+    axes.bar([place + 0.5 for place in range(steps)], [*blocks, *reversed(blocks)], 0.7, root, color=colour)
+    say(axes, steps / 4, root / 2, f"the root: {root:.1f} GiB", color=ink_on(UNIT_COLOURS[2]))
+    axes.axvline(len(blocks), color=INK, linewidth=1.6, linestyle=(0, (3, 3)))
+    says = f"{len(blocks)} blocks, one at a time: {blocks[0]:.1f} GiB each"
+    say(axes, 0, root + 1.3 * blocks[0], says, ha="left", color=as_text(colour), va="bottom")
+    axes.set_xticks([len(blocks) / 2, 1.5 * len(blocks)], ["forward", "backward"])
+    axes.tick_params(axis="x", length=0)
+    axes.set(xlim=(0, steps), ylim=(0, 1.35 * (root + blocks[0])))
+    axes.set_ylabel("GiB unsharded")
     return figure
 
 

@@ -28,7 +28,7 @@ def draw_left() -> Figure:
         axes.text(left + 0.5, place, f"{left:.1f}", va="center", fontweight="bold")
     shard, unit, gradients = (peak[tag] / MIB for tag in ("parameters", "unsharded", "gradients"))
     axes.plot([shard + 0.1, shard + unit + gradients - 0.1], [1.4, 1.4], color=INK, clip_on=False)
-    says = f"the root and a block, {unit:.1f}, and gradients, {gradients:.1f}"
+    says = f"{unit:.1f} MiB of unsharded root and block, {gradients:.1f} MiB of gradients"
     axes.text(shard, 1.5, says, va="top")
     axes.set_yticks(range(2), [rung.upper() for rung in held()])
     axes.tick_params(axis="y", length=0, labelcolor=INK)

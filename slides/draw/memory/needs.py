@@ -21,7 +21,7 @@ REST = {"parameters": TAG_COLOURS["unsharded"], "gradients": TAG_COLOURS["gradie
 
 def draw_needs() -> Figure:
     """Three kinds of state by three phases; solid is the rank's quarter, paler the rest."""
-    figure = canvas(4.6)
+    figure = canvas(4.35)
     axes = figure.subplots()
     for column, phase in enumerate(PHASES):
         axes.text(2.85 * column + 1.2, 0.35, phase, ha="center", fontsize=20, fontweight="bold")

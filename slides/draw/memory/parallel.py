@@ -41,7 +41,7 @@ def draw_parallel() -> Figure:
     figure = canvas(4.9)
     axes = figure.subplots()
     ways = {
-        "ZeRO shards storage": "parameters and gradients are sent",
+        "ZeRO and FSDP shard storage": "parameters and gradients are sent",
         "tensor parallelism shards computation": "activations are sent",
     }
     for number, (way, wire) in enumerate(ways.items()):

@@ -6,20 +6,19 @@ from typing import Any
 
 from draw.canvas import GIB, MIB, Draw, in_units
 from draw.measured import rungs
-from draw.overlap.allocator import before_retry, draw_blocks, draw_lives, limiter, short
+from draw.overlap.allocator import before_retry, draw_blocks, draw_lives, short
 from draw.overlap.held import draw_one_block
 from draw.overlap.ladder import RANKS, draw_rungs
-from draw.overlap.limits import draw_limits
+from draw.overlap.limits import draw_limiter, draw_limits, limited
 from draw.overlap.pools import draw_pools
 from draw.overlap.prefetch import draw_issue, draw_unbounded, prefetch_gain
 from draw.overlap.queues import QUEUEING, draw_queue, draw_waits, forward_pieces
 from draw.overlap.rules import draw_rules
 from draw.overlap.runs import DEEP, GPT, big, laptop, race
-from draw.overlap.stall import draw_retry, draw_stall, steps
+from draw.overlap.stall import draw_retry, steps
 from draw.overlap.timelines import draw_backward, draw_frame, draw_held_up, draw_laptop, draw_race, draw_step, forwards
 
 from minifsdp.course.machine.program import STEP
-from minifsdp.course.machine.shapes import SHAPES
 from minifsdp.course.plots.drawing import step_of
 from minifsdp.course.plots.palette import BLOCK_COLOURS
 from minifsdp.course.reference.lab06 import finish_times
@@ -28,7 +27,7 @@ from minifsdp.course.reference.lab06 import finish_times
 def numbers() -> dict[str, Any]:
     """The numbers in the deck's text."""
     ladder, (enough, retried) = rungs(RANKS), steps()
-    waiting, _, prefetched = forwards().values()
+    forward = {name: step_of(spans) for name, spans in forwards().items()}
     ahead = big(DEEP, "BACKWARD_PRE")
     states = dict.fromkeys(BLOCK_COLOURS, 0)
     for block in (block for segment in before_retry() for block in segment.blocks):
@@ -49,13 +48,14 @@ def numbers() -> dict[str, Any]:
         "hazard": race(0.25e9).hazards[0].text,
         "laptop": {name: laptop(name).seconds for name in ("overlap", "both ways")},
         "gain": {shape.batch: prefetch_gain(shape) for shape in (GPT, DEEP)},
-        "held_up": 1 - step_of(prefetched) / step_of(waiting),
+        "forward": forward,
+        "held_up": 1 - forward["held up, both ways"] / forward["held up"],
         "slower": short().seconds / ahead.seconds - 1,
         "issues": ahead.memory[-1].at - {mark.name: mark.host for mark in ahead.marks}[STEP],
         "ledger": {name: rungs()[name]["bytes"]["unsharded_peak"] for name in ("fsdp-prefetch", "fsdp-limit")},
         "deep": {k: big(DEEP, k) for k in ("k = 1", "k = 2", "k = 3", "BACKWARD_PRE")},
         "states": states,
-        "limiter": {name.removesuffix("-like"): limiter(SHAPES[name]) for name in SHAPES if name != GPT.name},
+        "limiter": limited(),
         "stall": {"without": enough.seconds, "with": retried.seconds},
         "four": {name: rung["bytes"]["peak"] for name, rung in ladder.items()},
         "sent": {name: rung["sent"] for name, rung in ladder.items()},
@@ -77,10 +77,10 @@ FIGURES: dict[str, Draw] = {
     "overlap-pools": draw_pools,
     "overlap-lives": lambda: draw_lives("BACKWARD_PRE"),
     "overlap-blocks": draw_blocks,
-    "overlap-stall": draw_stall,
     "overlap-retry": draw_retry,
     "overlap-limited": lambda: draw_lives("k = 2"),
     "overlap-frame": draw_frame,
+    "overlap-limiter": draw_limiter,
     "overlap-limits": draw_limits,
     "overlap-rungs": draw_rungs,
     "overlap-one-block": draw_one_block,

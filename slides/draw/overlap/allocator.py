@@ -63,6 +63,7 @@ def before_retry() -> list[Any]:
     return short().snapshots["first retry"]
 
 
+@cache
 def limiter(shape: Shape) -> dict[str, float]:
     """A step without the limiter and with it, how often memory ran out without, and the factor between the two."""
     runs = [shape.replay(SCHEDULES[name]) for name in ("BACKWARD_PRE", "k = 2")]
@@ -98,12 +99,12 @@ def draw_lives(name: str) -> Figure:
     for row, (_, (asked, freed, free)) in enumerate(found):
         axes.barh(-row, 1e3 * (free - freed), 0.7, 1e3 * freed, **STILL_READ)
         axes.barh(-row, max(1e3 * (freed - asked), 0.004 * longest), 0.7, 1e3 * asked, color=TAG_COLOURS["unsharded"])
-    axes.set_yticks([-row for row in range(len(found))], [unit for unit, _ in found])
+    axes.set_yticks([-row for row in range(len(found))], [f"block {unit}" for unit, _ in found])
     axes.set_ylabel("backward      forward", color=INK)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.spines["left"].set_visible(False)
     axes.set_xlim(0, longest)
-    axes.set_xlabel(f"ms; modelled, not measured: {DEEP.recorded} blocks of {GPT.name}, A100")
+    axes.set_xlabel(f"ms, modelled: {DEEP.recorded} blocks of a {GPT.name} model on a simulated A100")
     last = 1e3 * max(freed for _, (_, freed, _) in found)
     handles = [Patch(color=TAG_COLOURS["unsharded"]), Patch(**STILL_READ)]
     words = [f"held by the host, until {last:,.0f} ms", "freed, but not yet read"]
@@ -138,8 +139,8 @@ def draw_blocks() -> Figure:
             axes.text(at, height - 0.5, text, va="top", color=colour, fontweight="bold")
             at += 0.43 * len(text) + 0.8
     bare(axes, heights, 30.5, -1.0, 2.15)
-    axes.text(12.5, 1.7, "a frame is a large segment", color=SOFT, va="center")
+    axes.text(12.5, 1.7, "each frame is a large segment", color=SOFT, va="center")
     axes.spines["bottom"].set_visible(True)
     axes.set_xticks(range(0, 31, 5))
-    axes.set_xlabel(f"GiB; modelled, not measured: {DEEP.recorded} blocks of {GPT.name}, {SHORT.name}")
+    axes.set_xlabel(f"GiB, modelled: {DEEP.recorded} blocks of a {GPT.name} model on a simulated {SHORT.name}")
     return figure

@@ -90,7 +90,7 @@ def draw_one_block() -> Figure:
 
 
 def _spans(spans: list[Span], work: str) -> list[Span]:
-    """Of one kind of work, by its length: the paper GPU names a span by its unit."""
+    """Of one kind of work, by its length: the simulated GPU names a span by its unit."""
     lengths = {"gather": 2e-3, "copy out": 1.2e-3, "compute": 3e-3}
     return [span for span in spans if abs(span.duration - lengths[work]) < 1e-9]
 

@@ -36,7 +36,7 @@ def timeline(
         panel.tick_params(axis="x", length=0)
         panel.spines["bottom"].set_visible(False)
     name_messages(panels[0], messages)
-    panels[-1].set_xlabel(f"ms; modelled, not measured: {model}")
+    panels[-1].set_xlabel(f"ms, modelled: {model}")
     return figure
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from draw.canvas import GIB, canvas
-from draw.overlap.runs import DEEP, big
+from draw.overlap.allocator import limiter
+from draw.overlap.runs import DEEP, GPT, big
 from matplotlib.figure import Figure
 
+from minifsdp.course.machine.shapes import SHAPES
 from minifsdp.course.plots.palette import BLOCK_COLOURS, INK, LANE_COLOURS
 
 LIMITS = {"k = 1": "k = 1", "k = 2": "k = 2", "k = 3": "k = 3", "no limit": "BACKWARD_PRE"}
@@ -31,5 +35,36 @@ def draw_limits() -> Figure:
         panel.spines["bottom"].set_visible(False)
         panel.tick_params(axis="y", length=0, labelcolor=INK)
     panels[0].set_yticks(range(len(LIMITS)), list(LIMITS))
+    panels[0].invert_yaxis()
+    return figure
+
+
+def limited() -> dict[str, dict[str, float]]:
+    """By shape of the paper, a step without the limiter and with it."""
+    return {name.removesuffix("-like"): limiter(SHAPES[name]) for name in SHAPES if name != GPT.name}
+
+
+def _outcome(found: Mapping[str, float]) -> str:
+    """The limiter's effect, in words."""
+    factor = found["factor"]
+    if abs(factor - 1) < 0.005:
+        return "no difference"
+    return f"{factor:.1f} times as fast" if factor > 1 else f"{100 * (1 - factor):.0f} % slower"
+
+
+def draw_limiter() -> Figure:
+    """For three shapes, a step without the limiter and with it."""
+    figure = canvas(3.0)
+    panels = figure.subplots(1, len(limited()), sharey=True)
+    for panel, (name, found) in zip(panels, limited().items(), strict=True):
+        times = [1e3 * found["without"], 1e3 * found["with"]]
+        panel.barh((0, 1), times, 0.5, color=LANE_COLOURS["compute"])
+        for place, time in enumerate(times):
+            panel.text(1.04 * time, place, f"{time:.{1 if time < 100 else 0}f} ms", va="center")
+        panel.set_title(f"{name}:\n{_outcome(found)}")
+        panel.set(xlim=(0, 1.5 * max(times)), xticks=[])
+        panel.spines["bottom"].set_visible(False)
+        panel.tick_params(axis="y", length=0, labelcolor=INK)
+    panels[0].set_yticks((0, 1), ["no limit", "k = 2"])
     panels[0].invert_yaxis()
     return figure

@@ -57,7 +57,7 @@ def draw_queue() -> Figure:
 
 
 def draw_waits() -> Figure:
-    """Three streams over a step of two units, and the four kinds of places at which one waits for another."""
+    """A host, and three streams over a step of two units with the four kinds of places at which one waits."""
     figure = canvas(3.2)
     axes = figure.subplots()
     pieces: list[Any] = [
@@ -74,7 +74,11 @@ def draw_waits() -> Figure:
         Piece("0", "reduce-scatter", 1.5, (9,)),
         Piece("step", "compute", 1.5, (10,)),
     ]
-    heights, ends = {"all-gather": 2.4, "compute": 1.2, "reduce-scatter": 0.0}, finish_times(pieces, 0.0)
+    heights, ends = {"all-gather": 2.3, "compute": 1.15, "reduce-scatter": 0.0}, finish_times(pieces, 0.0)
+    each, host = 0.35, 3.25
+    for number, piece in enumerate(pieces):
+        box(axes, each * number, host, each, piece.stream, "")
+    axes.text(each * len(pieces) + 0.2, host, "the host queues all of it, and is never blocked", va="center_baseline")
     for piece, end in zip(pieces, ends, strict=True):
         begin, mine = end - piece.seconds, heights[piece.stream]
         box(axes, begin, mine, piece.seconds, piece.stream, piece.name)
@@ -83,7 +87,7 @@ def draw_waits() -> Figure:
             side = 0.34 if mine < heights[giver] else -0.34
             arrow_from, arrow_to = (ends[earlier] - 0.1, heights[giver] - side), (begin + 0.1, mine + side)
             name_wait(axes, arrow_from, arrow_to, WAITS.get((giver, piece.stream), 4))
-    bare(axes, {"gathers": 2.4, "compute": 1.2, "reductions": 0.0}, ends[-1], -0.4, 2.8)
+    bare(axes, {"host": host, "gathers": 2.3, "compute": 1.15, "reductions": 0.0}, ends[-1], -0.4, 3.65)
     return figure
 
 

@@ -58,8 +58,8 @@ def big(shape: Shape, name: str) -> Run:
     return replay(shape.record(SCHEDULES[name], 3), PLENTY)
 
 
-def laptop(name: str, runs_ahead: bool = False) -> Run:
-    return replay(program(name, TIMED), replace(SLOW, runs_ahead=runs_ahead))
+def laptop(name: str) -> Run:
+    return replay(program(name, TIMED), replace(SLOW, runs_ahead=False))
 
 
 def race(bandwidth: float) -> Run:

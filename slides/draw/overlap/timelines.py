@@ -19,7 +19,7 @@ from minifsdp.course.plots.palette import OUTCOME_COLOURS
 from minifsdp.course.watch.intervals import subtract, union
 from minifsdp.course.watch.timeline import Span
 
-GPT_ON = f"{GPT.recorded} blocks of {GPT.name}, A100"
+GPT_ON = f"{GPT.recorded} blocks of a {GPT.name} model on a simulated A100"
 
 
 def last_step(run: Run) -> list[Span]:
@@ -50,13 +50,9 @@ def gaps(spans: Sequence[Span]) -> list[tuple[float, float]]:
 
 @cache
 def forwards() -> dict[str, list[Span]]:
-    """By host, the forward of three equal blocks."""
-    names = {
-        "host blocked in every unit": "held up",
-        "host runs ahead": "BACKWARD_PRE",
-        "host blocked, forward prefetch": "held up, both ways",
-    }
-    return {label: forward_of(replay(program(name, WIDE), LINKED)) for label, name in names.items()}
+    """By schedule, the forward of three equal blocks: of a host that is held up in every unit, and of one ahead."""
+    names = ("held up", "held up, both ways", "BACKWARD_PRE", "both ways")
+    return {name: forward_of(replay(program(name, WIDE), LINKED)) for name in names}
 
 
 def turn(run: Run) -> tuple[float, float]:
@@ -71,9 +67,22 @@ def draw_step() -> Figure:
     figure = timeline(titled(runs), 5.2, GPT_ON)
     for panel, run in zip(figure.axes, runs.values(), strict=True):
         name_phases(panel, *turn(run))
-    slow, fast = (1e3 * run.seconds for run in runs.values())
-    figure.axes[1].text((slow + fast) / 2, 0.5, f"{1 - fast / slow:.0%}\nless", ha="center", va="center", fontsize=22)
+    mark_hidden(figure.axes[1], last_step(runs["separate streams"]))
     return figure
+
+
+def mark_hidden(panel: Axes, spans: Sequence[Span]) -> None:
+    """A line under the communication that overlaps compute, and its share of all communication."""
+    sent, computed = (union((s.start, s.end) for s in spans if s.lane == lane) for lane in ("communication", "compute"))
+    hidden = subtract(sent, subtract(sent, computed))
+    share = sum(end - begin for begin, end in hidden) / sum(end - begin for begin, end in sent)
+    colour = OUTCOME_COLOURS["right"]
+    for begin, end in hidden:
+        panel.plot([1e3 * begin, 1e3 * end], [-0.42, -0.42], color=colour, linewidth=6, solid_capstyle="butt")
+    says: Any = {"color": colour, "va": "center_baseline", "fontweight": "bold"}
+    says |= {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
+    after = 1e3 * max(hidden, key=lambda each: each[1] - each[0])[1]
+    panel.text(after + 8, 0, f"{100 * share:.0f} % hidden", **says)
 
 
 def titled(runs: Mapping[str, Run]) -> dict[str, list[Span]]:
@@ -84,7 +93,7 @@ def titled(runs: Mapping[str, Run]) -> dict[str, list[Span]]:
 def draw_race() -> Figure:
     """The same program without one wait on two links: it reads too early on one of them, and is wrong on both."""
     rows = {"fast link": forward_of(race(0.25e9)), "slow link": forward_of(race(20e6))}
-    figure = timeline(rows, 4.0, "a GPU of 20 GFLOP/s", messages=["all-gather"])
+    figure = timeline(rows, 4.0, "a simulated GPU of 20 GFLOP/s", messages=["all-gather"])
     for panel, spans in zip(figure.axes, rows.values(), strict=True):
         gather = next(span for span in spans if span.name == "all_gather blocks.2")
         read = next(span for span in spans if (span.lane, span.name) == ("compute", "blocks.2"))
@@ -99,13 +108,9 @@ def draw_race() -> Figure:
 
 
 def draw_laptop() -> Figure:
-    """One program on a host that runs ahead, on one that computes, and what prefetch makes of the second."""
-    runs = {
-        "host runs ahead of a device": laptop("overlap", runs_ahead=True),
-        "computation on the host (CPU)": laptop("overlap"),
-        "computation on the host, with prefetch": laptop("both ways"),
-    }
-    return timeline(titled(runs), 5.0, "20 GFLOP/s, a link of 50 MB/s and 2 ms")
+    """A host that computes, with gathers issued when it needs them, and one unit earlier."""
+    runs = {"gathers issued when needed": laptop("overlap"), "gathers issued one unit early": laptop("both ways")}
+    return timeline(titled(runs), 4.5, "20 GFLOP/s, a link of 50 MB/s and 2 ms")
 
 
 def draw_backward() -> Figure:
@@ -116,7 +121,7 @@ def draw_backward() -> Figure:
         begin, each = run.done - run.seconds, layer_seconds(run)[1]
         begin = min(span.start for span in run.spans if span.start > begin and "reduce_scatter blocks" in span.name)
         rows[f"{name}: {1e3 * each:.0f} ms per block"] = cut(run, begin, begin + 2 * each)
-    figure = timeline(rows, 4.0, f"backward of {GPT_ON}")
+    figure = timeline(rows, 4.0, f"backward of a {GPT.name} model on a simulated A100")
     mark_gaps(figure.axes[0], next(iter(rows.values())), 1)
     return figure
 
@@ -137,9 +142,10 @@ def mark_gaps(panel: Axes, spans: Sequence[Span], lane: int, since: float = 0.0,
 
 
 def draw_held_up() -> Figure:
-    """A forward whose host is held up in every unit, beside one that runs ahead, and with forward prefetch."""
-    rows = {f"{name}: {step_of(spans):.2f} ms": spans for name, spans in forwards().items()}
-    return timeline(rows, 4.95, f"the course's model, {LINKED.name}", ["host", *LANES], ["all-gather"])
+    """A forward whose host is held up in every unit, without forward prefetch and with it."""
+    names = {"no forward prefetch": "held up", "forward prefetch": "held up, both ways"}
+    rows = {f"{name}: {step_of(forwards()[key]):.2f} ms": forwards()[key] for name, key in names.items()}
+    return timeline(rows, 4.3, f"the course's model on a simulated {LINKED.name}", ["host", *LANES], ["all-gather"])
 
 
 def draw_frame() -> Figure:

@@ -28,7 +28,7 @@ MICRO_BATCHES = 3
 @cache
 def accumulations() -> dict[str, list[tuple[str, int]]]:
     """By way, what `accumulated` returns on rank 0 of 8."""
-    ways = {"with communication": True, "without: no_sync()": False}
+    ways = {"without no_sync()": True, "with no_sync()": False}
     (found,) = launch(lambda: {name: accumulated(each) for name, each in ways.items()}, RANKS, backend="fake")
     return found
 

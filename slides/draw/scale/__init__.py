@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from draw.canvas import Draw
-from draw.measured import told
-from draw.scale.cuts import draw_chunks, draw_padding, starts
+from draw.scale.copies import draw_copies
+from draw.scale.cuts import draw_chunks, draw_padding, draw_rows_of_ranks, starts
 from draw.scale.held import draw_held, draw_queues, peaks
 from draw.scale.kinds import draw_dtypes, draw_subclass
 from draw.scale.life import draw_life, draw_reshard
@@ -30,29 +29,20 @@ def numbers() -> dict[str, Any]:
         "head": {"whole": list(head), "mine": list(Cut(head, 0, 2).local(0))},
         "count": lambda value: f"{value:,}",
         "starts": starts(),
-        "lab": _flat_and_yours(),
         "flat": flat,
         "each": each,
         "peaks": peaks(),
     }
 
 
-def _flat_and_yours() -> dict[str, dict[str, str]]:
-    """Rows of the table that lab 12 prints of a step: of the flat unit, and of the learner's."""
-    rows = {}
-    for line in told("12", "C26"):
-        name, *values = re.split(r"\s{2,}", line.strip())
-        if len(values) == 3:
-            rows[name] = dict(zip(("flat", "yours"), values, strict=False))
-    return rows
-
-
 FIGURES: dict[str, Draw] = {
     "scale-chunks": draw_chunks,
+    "scale-rows-of-ranks": draw_rows_of_ranks,
     "scale-life": draw_life,
     "scale-rows": draw_rows,
     "scale-pack": draw_pack,
     "scale-padding": draw_padding,
+    "scale-copies": draw_copies,
     "scale-queues": draw_queues,
     "scale-held": draw_held,
     "scale-reshard": draw_reshard,

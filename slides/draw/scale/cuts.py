@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.plots.palette import RANK_COLOURS, SERIES_COLOURS, SOFT, as_text
+from minifsdp.course.plots.palette import RANK_COLOURS, SERIES_COLOURS, SOFT, as_text, ink_on
 from minifsdp.fsdp2.cut import Cut, Rows
 
 RANKS = 4
@@ -61,6 +61,28 @@ def draw_chunks() -> Figure:
     return figure
 
 
+def draw_rows_of_ranks() -> Figure:
+    """Parameters of 8, 7, 5 and 1 rows on four ranks: which rank holds which rows."""
+    figure = canvas(3.5)
+    axes = figure.subplots()
+    wide, cell = 5.6, 1.7
+    for rank in range(RANKS):
+        say(axes, wide * rank + 2.1, 1.35, f"rank {rank}", fontweight="bold")
+    for line, rows in enumerate((8, 7, 5, 1)):
+        say(axes, -0.5, 0.4 - line, f"{rows} row{'s' * (rows > 1)}", ha="right")
+        cut = Cut(torch.Size([rows]), 0, RANKS)
+        for rank, colour in enumerate(RANK_COLOURS):
+            left, (held,) = wide * rank, cut.local(rank)
+            for row in range(held):
+                box(axes, (left + cell * row, -line), cell, 0.78, colour)
+                say(axes, left + cell * (row + 0.5), 0.39 - line, str(rank * cut.rows + row), color=ink_on(colour))
+            if not held:
+                box(axes, (left, -line), 2 * cell, 0.78, "white", edgecolor=SOFT, linestyle=(0, (3, 3)))
+                say(axes, left + cell, 0.39 - line, "empty", color=SOFT)
+    bare(axes, (-3.2, 21.2), (-3.2, 1.8))
+    return figure
+
+
 def _share(shapes: list[tuple[int, ...]], ranks: int, itemsize: int) -> float:
     """Bytes of padding and gaps, as a part of the parameters' bytes."""
     dtype = {2: torch.bfloat16, 4: torch.float32}[itemsize]
@@ -84,8 +106,8 @@ def draw_padding() -> Figure:
     axes.set_xticks(powers, [f"{ranks:,}" for ranks in powers])
     axes.set_xlim(1.7, 1200)
     axes.set_ylim(0, 490)
-    axes.set_yticks([0, 200, 400], ["0", "200 %", "400 %"])
+    axes.set_yticks([0, 200, 400], ["0 %", "200 %", "400 %"])
     axes.set_xlabel("ranks")
-    axes.set_ylabel("padding")
+    axes.set_ylabel("padding, share of\na block's bytes")
     axes.grid(axis="y")
     return figure

@@ -1,4 +1,4 @@
-"""Two ways to give a buffer back: who waits for whom, and what that keeps busy on a GPU on paper."""
+"""Two ways to give a buffer back: who waits for whom, and what that keeps busy on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -92,30 +92,35 @@ def draw_held() -> Figure:
     return figure
 
 
-def _row(axes: Axes, y: float, title: str, last: str, colour: str, waits: bool) -> None:
-    """A gather, its reader, and what the owner's stream does next."""
-    say(axes, -0.3, y + 1.9, title, ha="left", fontweight="bold")
-    for lane, name in ((1.0, "gathers"), (0.0, "compute")):
-        say(axes, 2.0, y + lane + 0.35, name, ha="right", color=SOFT)
-    box(axes, (2.3, y + 1.0), 3.2, 0.7, GATHER)
-    say(axes, 3.9, y + 1.35, "gather A", color=ink_on(GATHER))
+def _row(axes: Axes, y: float, title: str, last: str, waits: bool) -> None:
+    """What the host queues, a gather, its reader, and what the owner's stream does next."""
     compute = LANE_COLOURS["compute"]
-    box(axes, (5.6, y), 2.6, 0.7, compute)
-    say(axes, 6.9, y + 0.35, "copy-out A", color=ink_on(compute))
-    start = 8.3 if waits else 5.6
-    box(axes, (start, y + 1.0), 3.2, 0.7, GATHER)
-    say(axes, start + 1.6, y + 1.35, "gather B", color=ink_on(GATHER))
-    say(axes, start + 3.5, y + 1.35, last, ha="left", color=colour)
+    say(axes, -0.3, y + 2.75, title, ha="left", fontweight="bold")
+    for lane, name in enumerate(("compute", "gathers", "host")):
+        say(axes, 2.0, y + 0.85 * lane + 0.35, name, ha="right", color=SOFT)
+    for place, (name, colour) in enumerate((("A", GATHER), ("A", compute), ("B", GATHER))):
+        box(axes, (2.3 + 0.6 * place, y + 1.7), 0.6, 0.7, colour)
+        say(axes, 2.6 + 0.6 * place, y + 2.05, name, color=ink_on(colour))
+    say(axes, 4.3, y + 2.05, "all queued", ha="left", color=SOFT)
+    start = 8.9 if waits else 6.2
+    for left, low, width, text, colour in (
+        (2.9, 0.85, 3.2, "gather A", GATHER),
+        (6.2, 0.0, 2.6, "copy-out A", compute),
+        (start, 0.85, 3.2, "gather B", GATHER),
+    ):
+        box(axes, (left, y + low), width, 0.7, colour)
+        say(axes, left + width / 2, y + low + 0.35, text, color=ink_on(colour))
+    say(axes, start + 3.5, y + 1.2, last, ha="left")
 
 
 def draw_queues() -> Figure:
     """The same two gathers: with record_stream B takes new memory, held it waits for A's reader and takes A's."""
-    figure = canvas(4.6)
+    figure = canvas(4.9)
     axes = figure.subplots()
-    _row(axes, 3.0, "record_stream: the host finds A's block still in use", "in a new block", INK, False)
-    _row(axes, 0.0, "held: the stream waits for the event, the host does not", "in A's block", INK, True)
+    _row(axes, 3.6, "record_stream: when the host asks for B's block, A's is still in use", "in a new block", False)
+    _row(axes, 0.0, "held: the gather stream waits for the copy-out, the host does not", "in A's block", True)
     look = {"arrowstyle": "-|>", "color": INK, "lw": 2.2, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", (8.3, 1.0), (8.2, 0.7), arrowprops=look)
-    say(axes, 8.6, 0.35, "event", ha="left", color=SOFT)
-    bare(axes, (-0.4, 15.5), (-0.2, 5.4))
+    axes.annotate("", (9.0, 0.87), (8.8, 0.55), arrowprops=look)
+    say(axes, 9.2, 0.35, "event", ha="left", color=SOFT)
+    bare(axes, (-0.4, 16.2), (-0.2, 6.8))
     return figure

@@ -36,8 +36,8 @@ def draw_dtypes() -> Figure:
     for left, text, colour in boxes:
         box(axes, (left, 1.5), 3.0, 1.0, colour)
         say(axes, left + 1.5, 2.0, text, color=ink_on(colour))
-    _arrow(axes, 3.2, 6.4, 2.0, "copy-in,\nall-gather", GATHER)
-    _arrow(axes, 13.2, 19.4, 2.0, "pack, reduce-scatter", REDUCE)
+    _arrow(axes, 3.2, 6.4, 2.0, "copy-in casts,\nall-gather", GATHER)
+    _arrow(axes, 13.2, 19.4, 2.0, "packing casts,\nreduce-scatter", REDUCE)
     look: Any = {"arrowstyle": "-|>", "color": INK, "linewidth": 2.6, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (8.1, 3.2), (8.1, 2.55), arrowprops=look)
     say(axes, 8.4, 3.5, "outputs:", ha="right")
@@ -55,7 +55,7 @@ def draw_dtypes() -> Figure:
 
 
 def draw_subclass() -> Figure:
-    """A piece of fp32 as float8 and a scale: quantized, gathered, and rebuilt."""
+    """A shard of fp32 as float8 and a scale: quantized, gathered, and rebuilt."""
     figure = canvas(3.4)
     axes = figure.subplots()
     box(axes, (0.0, 1.3), 3.4, 1.7, FP32)

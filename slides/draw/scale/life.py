@@ -94,6 +94,7 @@ def draw_reshard() -> Figure:
             say(axes, 0.5, place, says, color=ink_on(whole))
         else:
             say(axes, 1 / ranks + more + 0.01, place, says, ha="left")
+    axes.set_title("reshard_after_forward", fontfamily="DejaVu Sans Mono")
     axes.set_yticks(range(len(choices)), list(choices))
     axes.invert_yaxis()
     axes.set_xticks([0, 0.5, 1])

@@ -32,15 +32,15 @@ def draw_checkpoints() -> Figure:
         say(axes, left + 3.1, bottom + 0.7, text, color=ink_on(colour))
     code: Any = {"fontfamily": "DejaVu Sans Mono"}
     for begin, end, text, at, side, style in (
-        ((6.4, 4.3), (17.0, 4.3), "DCP: rows move", (11.7, 4.7), "center", {}),
-        ((1.6, 3.5), (1.6, 1.5), "get_model_state_dict(\n  full_state_dict=True)", (6.6, 2.5), "left", code),
+        ((6.4, 4.3), (17.0, 4.3), "DCP moves rows", (11.7, 4.7), "center", {}),
+        ((1.6, 3.5), (1.6, 1.5), "↓ get_model_state_dict(\n    full_state_dict=True)", (6.6, 2.5), "left", code),
         ((4.6, 1.5), (4.6, 3.5), "", (0, 0), "left", {}),
         ((20.3, 1.5), (20.3, 3.5), "DCP", (20.0, 2.5), "right", {}),
     ):
-        look: Any = {"arrowstyle": "<|-|>" if text == "DCP: rows move" else "-|>", "color": INK, "linewidth": 2.6}
+        look: Any = {"arrowstyle": "<|-|>" if text == "DCP moves rows" else "-|>", "color": INK, "linewidth": 2.6}
         axes.annotate("", end, begin, arrowprops=look | {"shrinkA": 0, "shrinkB": 0})
         say(axes, *at, text, ha=side, **style)
-    say(axes, 6.6, 0.7, "set_model_state_dict(\n  broadcast_from_rank0=True)", ha="left", **code)
+    say(axes, 6.6, 0.7, "↑ set_model_state_dict(\n    broadcast_from_rank0=True)", ha="left", **code)
     say(axes, 11.7, 3.9, "ours or torch's: the same DTensors", color=SOFT)
     bare(axes, (-0.1, 23.5), (-0.1, 5.1))
     return figure

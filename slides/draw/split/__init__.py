@@ -7,25 +7,25 @@ from typing import Any
 
 from draw.canvas import Draw
 from draw.measured import told
+from draw.memory.parallel import draw_parallel
 from draw.split.bubbles import MICROS_AT_95, draw_bubbles, draw_sizes, fastest
 from draw.split.cut_layers import draw_block, draw_f_g, draw_sequence, draw_vocabulary
 from draw.split.kept import draw_kept, kept_share
-from draw.split.lanes import MICROS, RANKS, draw_interleaved, draw_micro_batches, draw_order, draw_zero_bubble, runs
+from draw.split.lanes import MICROS, RANKS, draw_micro_batches, draw_order, runs, sent
 from draw.split.placement import draw_placement
 from draw.split.product import draw_product
 from draw.split.reductions import draw_reductions
-from draw.split.tensor import SPEEDS, draw_activations, draw_node
+from draw.split.stages import draw_interleaved, draw_zero_bubble
+from draw.split.tensor import SPEEDS, draw_activations, draw_node, draw_traffic
 
-from minifsdp.course.ladder.pipeline import bubble, data_parallel, messages, zero_bubble
+from minifsdp.course.ladder.pipeline import bubble, data_parallel, zero_bubble
 from minifsdp.pipeline.actions import homes_of
 
 
 def numbers() -> dict[str, Any]:
     """The numbers in the deck's text."""
     return {
-        "count": lambda value: f"{value:,}",
-        "even": _even_tokens,
-        "lost": 1 - SPEEDS["tensor parallel"][16] / SPEEDS["tensor parallel"][8],
+        "lost": 1 - SPEEDS["alone"][16] / SPEEDS["alone"][8],
         "percent": lambda value, digits=0: f"{100 * value:.{digits}f} %",
         "bubble": bubble,
         "fewest": MICROS_AT_95,
@@ -34,11 +34,6 @@ def numbers() -> dict[str, Any]:
         "best": fastest(),
         "factor": lambda how: sum(data_parallel(how, MICROS)) / sum(data_parallel("zero1", MICROS)),
     }
-
-
-def _even_tokens(width: int) -> int:
-    """Tokens in a step at which a block's activations and its parameters are as much to send."""
-    return round(3 * (12 * width**2 + 13 * width) / (8 * width))
 
 
 def _schedules() -> dict[str, dict[str, str]]:
@@ -54,25 +49,26 @@ def _schedules() -> dict[str, dict[str, str]]:
     rows = {}
     for name, run in runs().items():
         assert abs(run.bubble - formulas[name]) < 1e-9, name
-        homes = [home for _, home in sorted(homes_of(run.plan).items())]
-        sent = sum(messages(actions, homes, rank) for rank, actions in enumerate(run.plan))
-        size = MICROS if name == "naive" else RANKS / len(homes)  # of an action, in a rank's micro-batches
+        size = MICROS if name == "naive" else RANKS / len(homes_of(run.plan))  # of an action, in micro-batches
         rows[name] = {
             "bubble": f"{100 * formulas[name]:.1f} %",
             "clock": f"{clock[name]} %" if name in clock else "",
             "held": f"{run.held[0] * size:g}",
-            "messages": f"{sent}",
+            "last": f"{run.held[-1] * size:g}",
+            "messages": f"{sent(run)}",
         }
     return rows
 
 
 FIGURES: dict[str, Draw] = {
+    "split-storage": draw_parallel,
     "split-product": draw_product,
     "split-f-g": draw_f_g,
     "split-block": draw_block,
     "split-vocabulary": draw_vocabulary,
     "split-sequence": draw_sequence,
     "split-activations": draw_activations,
+    "split-traffic": draw_traffic,
     "split-node": draw_node,
     "split-placement": draw_placement,
     "split-micro-batches": draw_micro_batches,

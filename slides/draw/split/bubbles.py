@@ -67,7 +67,7 @@ def fastest() -> dict[str, str]:
 
 def draw_sizes() -> Figure:
     """A step of 48 rows, cut into 1 to 48 micro-batches: idle time and the fixed cost of each micro-batch."""
-    figure = canvas(4.5)
+    figure = canvas(4.3)
     axes = figure.subplots()
     steps = _steps()
     best = min(steps, key=steps.__getitem__)

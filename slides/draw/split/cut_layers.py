@@ -32,7 +32,7 @@ def _bar(axes: Axes, x: float, letter: str, colour: str, width: float = 0.5) -> 
 
 def draw_f_g() -> Figure:
     """The MLP between f and g, forward and backward."""
-    figure = canvas(4.6)
+    figure = canvas(3.65)
     axes = figure.subplots()
     for rank, y in enumerate(LANES):
         say(axes, -0.3, y, f"rank {rank}", ha="right")
@@ -117,7 +117,7 @@ def draw_block() -> Figure:
 
 def draw_sequence() -> Figure:
     """The same block with the sequence sharded between g and f."""
-    figure = canvas(4.6)
+    figure = canvas(4.4)
     axes = figure.subplots()
     _block(axes, sequence=True)
     entries = (
@@ -132,7 +132,7 @@ def draw_sequence() -> Figure:
 
 def draw_vocabulary() -> Figure:
     """Logits of some tokens, sharded along the vocabulary, and what each rank sends of them."""
-    figure = canvas(4.7)
+    figure = canvas(3.9)
     axes = figure.subplots()
     tokens, classes = 4, 7
     for rank, (colour, left) in enumerate(zip(RANKS, (0.0, 7.3), strict=True)):
@@ -141,7 +141,7 @@ def draw_vocabulary() -> Figure:
             for each in range(classes):
                 target = (token, each) in (((0, 2), (3, 5)) if rank == 0 else ((1, 1), (2, 4)))
                 fill = WHITE if target else colour
-                box(axes, (left + 0.98 * each, 4.0 - 0.62 * token), 0.94, 0.58, fill, edgecolor=colour)
+                box(axes, (left + 0.98 * each, 4.0 - 0.62 * token), 0.98, 0.62, fill)
         arrow(axes, (left + 3.4, 1.95), (left + 3.4, 1.25))
         say(axes, left + 3.7, 1.6, "per token", ha="left", color=SOFT)
         for place, text in enumerate(("max", "Σ exp", "target")):

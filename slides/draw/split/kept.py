@@ -50,5 +50,5 @@ def draw_kept() -> Figure:
     axes.set_ylabel("MiB of activations")
     for left, name, colour in ((0.85, "GPipe", colours["gpipe"]), (1.5, "1F1B", colours["one_f_one_b"])):
         say(axes, left, 5.75, f" {name} ", ha="left", bbox={"facecolor": colour, "lw": 0})
-    say(axes, 2.05, 5.75, f"numbers: micro-batches held, of {MICROS}", ha="left")
+    say(axes, 2.05, 5.75, f"numbers: how many of {MICROS}\nmicro-batches are held", ha="left")
     return figure

@@ -10,12 +10,12 @@ from draw.canvas import canvas
 from draw.fsdp.drawing import say
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from minifsdp.course.ladder.pipeline import messages
 from minifsdp.course.plots.palette import INK, PALE, SOFT, ink_on, lighter
 from minifsdp.course.plots.schedules import TONES, colour_of
-from minifsdp.pipeline.actions import Action, Plan
+from minifsdp.pipeline.actions import Action, Plan, homes_of
 from minifsdp.pipeline.schedules.gpipe import gpipe
 from minifsdp.pipeline.schedules.interleaved import interleaved
 from minifsdp.pipeline.schedules.naive import naive
@@ -53,18 +53,20 @@ def runs() -> dict[str, Simulation]:
     }
 
 
+def sent(run: Simulation) -> int:
+    """Messages of all ranks."""
+    homes = [home for _, home in sorted(homes_of(run.plan).items())]
+    return sum(messages(actions, homes, rank) for rank, actions in enumerate(run.plan))
+
+
 def _draw(axes: Axes, name: str, run: Simulation, longest: float) -> None:
     axes.barh(range(RANKS), run.length, 0.84, color=PALE)
     for rank, row in enumerate(run.rows):
-        first = min(action.stage for action, _, _ in row)
         for action, start, end in row:
             colour = colour_of(action)
             axes.barh(rank, end - start, 0.84, start, color=colour, edgecolor="white", linewidth=0.8)
             if end - start >= 1:
                 say(axes, (start + end) / 2, rank + 0.03, str(action.micro), color=ink_on(colour))
-            if action.stage > first:  # the rank's second stage
-                ink: dict[str, Any] = {"color": ink_on(colour), "lw": 2.5, "solid_capstyle": "butt"}
-                axes.plot([start + 0.1, end - 0.1], [rank + 0.36] * 2, **ink)
     axes.set_title(f"{name}: {run.length:g} units of time, bubble {100 * run.bubble:.0f} %")
     axes.set_yticks(range(RANKS), [f"rank {rank}" for rank in range(RANKS)])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
@@ -72,14 +74,14 @@ def _draw(axes: Axes, name: str, run: Simulation, longest: float) -> None:
     axes.spines["bottom"].set_visible(False)
 
 
-def _pair(runs: Mapping[str, Simulation], kinds: Mapping[str, str] = KINDS, *more: Any) -> Figure:
+def _pair(runs: Mapping[str, Simulation], height: float) -> Figure:
     """Two steps, one above the other, and what the lightness of a box says."""
-    figure = canvas(4.9)
+    figure = canvas(height)
     longest = max(run.length for run in runs.values())
     for axes, (name, run) in zip(figure.subplots(2), runs.items(), strict=True):
         _draw(axes, name, run, longest)
-    patches = [Patch(color=lighter(SOFT, TONES[kind]), label=name) for kind, name in kinds.items()]
-    handles = [*patches, Patch(facecolor=PALE, edgecolor=SOFT, linewidth=0.5, label="idle"), *more]
+    patches = [Patch(color=lighter(SOFT, TONES[kind]), label=name) for kind, name in KINDS.items()]
+    handles = [*patches, Patch(facecolor=PALE, edgecolor=SOFT, linewidth=0.5, label="idle")]
     figure.legend(handles=handles, loc="outside lower left", ncols=4, handlelength=1.0, columnspacing=1)
     return figure
 
@@ -88,12 +90,12 @@ def draw_micro_batches() -> Figure:
     """A batch at once, and in four micro-batches: the same work, on four ranks one after the other and at once."""
     few = 4
     runs = {"one batch": run_naively(few), f"{few} micro-batches": simulate(plan_of(gpipe, few), UNITS)}
-    return _pair(runs)
+    return _pair(runs, 4.25)
 
 
 def draw_order() -> Figure:
     """GPipe and 1F1B, and the three parts of rank 0's list."""
-    figure = _pair({name: runs()[name] for name in ("GPipe", "1F1B")})
+    figure = _pair({name: runs()[name] for name in ("GPipe", "1F1B")}, 4.9)
     row = runs()["1F1B"].rows[0]
     first_backward = next(start for action, start, _ in row if action.kind == "B")
     ahead = sum(start < first_backward for _, start, _ in row) - 1  # forwards before the first pair
@@ -107,15 +109,3 @@ def draw_order() -> Figure:
         axes.annotate("", (end, -0.62), (begin, -0.62), arrowprops=look)
         say(axes, max((begin + end) / 2, 1.75), -1.08, text, color=SOFT)
     return figure
-
-
-def draw_zero_bubble() -> Figure:
-    """1F1B, and the same order with backward in two parts."""
-    kinds = {"F": "forward, F", "B": "backward, or its first part I", "W": "its second part W"}
-    return _pair({name: runs()[name] for name in ("1F1B", "ZB-H1")}, kinds)
-
-
-def draw_interleaved() -> Figure:
-    """One and two stages on each rank."""
-    second = Line2D([], [], color=INK, lw=2.5, label="a rank's second stage")
-    return _pair({"1 stage per rank": runs()["1F1B"], "2 stages per rank": runs()["interleaved"]}, KINDS, second)

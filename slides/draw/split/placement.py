@@ -9,7 +9,7 @@ from draw.fsdp.drawing import bare, box, say
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import INK, RANK_COLOURS, SOFT, ink_on
+from minifsdp.course.plots.palette import RANK_COLOURS, SOFT, ink_on
 from minifsdp.pipeline import divide
 
 BLOCKS, WIDTH, VOCABULARY, RANKS = 6, 96, 2304, 4  # the model of lab 14
@@ -45,7 +45,7 @@ def draw_placement() -> Figure:
     each = len(NAMES) // RANKS
     _row(axes, 2.4, "two layers on each rank", [NAMES[each * rank : each * (rank + 1)] for rank in range(RANKS)])
     _row(axes, 0.0, "the slowest stage as fast as possible", divide(NAMES, RANKS, COSTS))
-    say(axes, -0.15, -0.95, "width: time of a layer, in blocks; the first layer, the embedding, takes next to none",
-        ha="left", color=INK)  # fmt: skip
+    says = "A box is as wide as its layer takes time; the embedding, the first layer, takes next to none."
+    say(axes, -0.15, -0.95, says, ha="left", color=SOFT)
     bare(axes, (-0.2, 8.7), (-1.25, 4.0))
     return figure

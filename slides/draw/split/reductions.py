@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from minifsdp.course.ladder.pipeline import data_parallel
-from minifsdp.course.plots.palette import GATHER, INK, REDUCE, ink_on
+from minifsdp.course.plots.palette import GATHER, INK, REDUCE, SOFT, ink_on
 from minifsdp.course.plots.schedules import colour_of
 from minifsdp.course.reference.lab14 import when_to_reduce
 
@@ -40,7 +40,7 @@ def _ticks(axes: Axes, at: list[float], height: float, colour: str) -> None:
 
 def draw_reductions() -> Figure:
     """One lane of 1F1B; below it a row for each way, with a mark for each message."""
-    figure = canvas(4.8)
+    figure = canvas(4.7)
     axes = figure.subplots()
     run = runs()["1F1B"]
     for action, start, end in run.rows[RANK]:
@@ -53,10 +53,12 @@ def draw_reductions() -> Figure:
         _ticks(axes, gathers, height, GATHER)
         _ticks(axes, reductions, height, REDUCE)
         factor = (len(gathers) + len(reductions)) / sum(data_parallel("zero1", MICROS))
-        counts = f"{len(gathers)} + {len(reductions)}"
-        say(axes, run.length + 1.2, height, f"{counts}, {factor:g} x", ha="left")
+        for column, (number, colour) in enumerate(((len(gathers), GATHER), (len(reductions), REDUCE))):
+            say(axes, run.length + 2.0 + 2.6 * column, height, f"{number}", color=colour, fontweight="bold")
+        say(axes, run.length + 8.6, height, f"{factor:g} x", fontweight="bold")
         names.append(name)
-    say(axes, run.length + 1.2, 0, "messages, bytes", ha="left", color=INK)
+    say(axes, run.length + 3.3, 0, "messages", color=SOFT)
+    say(axes, run.length + 8.6, 0, "bytes", color=SOFT)
     say(axes, 0, 5.0, "all-gather of parameters", ha="left", color=GATHER, fontweight="bold")
     say(axes, 19, 5.0, "reduce-scatter of gradients", ha="left", color=REDUCE, fontweight="bold")
     axes.set_yticks(range(len(names)), names)

@@ -17,13 +17,11 @@ from minifsdp.course.plots.palette import (
     ink_on,
 )
 
-WHOLE, CUT = (
-    10,
-    24,
-)  # bytes of a block's activations, over s b h: arXiv 2205.05198, equation 2, without attention's scores
+# Bytes of a block's activations, over s b h: arXiv 2205.05198, equation 2, without attention's scores
+WHOLE, CUT = 10, 24
 SPEEDS = {  # tokens/s on each GPU, 3 B parameters, 8 H100 a node: raw data of the Ultra-Scale Playbook
-    "tensor parallel": {2: 13_923, 4: 12_421, 8: 10_903, 16: 6_246, 32: 2_146},
-    "+ sequence": {2: 14_167, 4: 13_460, 8: 10_889, 16: 6_160, 32: 3_610},
+    "alone": {2: 13_923, 4: 12_421, 8: 10_903, 16: 6_246, 32: 2_146},
+    "with sequence\nparallelism": {2: 14_167, 4: 13_460, 8: 10_889, 16: 6_160, 32: 3_610},
 }
 
 
@@ -44,31 +42,63 @@ def draw_activations() -> Figure:
     axes.set_xticks(ticks, names)
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(0, 39)
-    axes.set_ylabel("bytes / (s b h)")
-    say(axes, 2.0, 34.5, "left: tensor parallel, 10 + 24 / t", ha="left")
-    say(axes, 2.0, 30.5, "right: + sequence, 34 / t", ha="left")
-    say(axes, 2.0, 25.5, " replicated ", ha="left", color=ink_on(grey), bbox={"facecolor": grey, "lw": 0})
-    say(axes, 2.0, 20.8, " sharded ", ha="left", color=ink_on(yellow), bbox={"facecolor": yellow, "lw": 0})
+    axes.set_ylabel("bytes of a block / (s b h)")
+    say(axes, 1.62, 36.0, "left: tensor parallelism alone, 10 + 24 / t", ha="left")
+    say(axes, 1.62, 31.8, "right: with sequence parallelism, 34 / t", ha="left")
+    say(axes, 1.62, 26.8, " replicated ", ha="left", color=ink_on(grey), bbox={"facecolor": grey, "lw": 0})
+    say(axes, 2.42, 26.8, " sharded ", ha="left", color=ink_on(yellow), bbox={"facecolor": yellow, "lw": 0})
     axes.set_xlim(-0.55, 3.95)
+    return figure
+
+
+def sent_by_fsdp(width: int) -> int:
+    """Elements of a block's parameters that a rank sends and gets in a step, times (t - 1) / t."""
+    return 3 * (12 * width**2 + 13 * width)
+
+
+def even_tokens(width: int) -> int:
+    """Tokens in a step at which a block's activations and its parameters are as much to send."""
+    return round(sent_by_fsdp(width) / (8 * width))
+
+
+def draw_traffic() -> Figure:
+    """What tensor parallelism sends over the tokens of a step, relative to FSDP: both send as much at a dot."""
+    figure = canvas(4.2)
+    axes = figure.subplots()
+    most, top = 44_000, 2.0
+    for width, colour in zip((1024, 4096, 8192), SERIES_COLOURS, strict=False):
+        even = even_tokens(width)
+        end = min(most, top * even)
+        axes.plot([0, end], [0, end / even], color=colour, lw=3)
+        axes.plot([even], [1], "o", color=colour, markersize=11)
+        look = {"color": as_text(colour), "fontweight": "bold", "ha": "left"}
+        say(axes, end + 600, end / even, f"h = {width:,}", **look)
+        say(axes, even + 600, 0.9, f"{even:,} tokens", **look)
+    axes.axhline(1, color=STRATEGY_COLOURS["FSDP"], linestyle="--", zorder=0)
+    say(axes, 10_500, 1.1, "FSDP", color=STRATEGY_COLOURS["FSDP"], fontweight="bold")
+    axes.set(xlim=(0, 51_500), ylim=(0, 2.1), yticks=[0, 1, 2])
+    axes.set_xticks(range(0, most, 10_000), [f"{each:,}" for each in range(0, most, 10_000)])
+    axes.set_xlabel("tokens of a step, b s")
+    axes.set_ylabel("elements sent,\nmultiples of FSDP's")
     return figure
 
 
 def draw_node() -> Figure:
     """Throughput over the number of tensor-parallel ranks, and where a node ends."""
-    figure = canvas(4.5)
+    figure = canvas(4.05)
     axes = figure.subplots()
     axes.axvspan(1.6, 11.3, color=LINE, alpha=0.45, lw=0)
     for (name, points), colour in zip(SPEEDS.items(), SERIES_COLOURS, strict=False):
         axes.plot(list(points), list(points.values()), "o-", color=colour)
         look = {"color": as_text(colour), "fontweight": "bold", "ha": "left"}
-        say(axes, 34.5, points[32], name, **look)
+        say(axes, 34.5, points[32] + (1600 if "\n" in name else -300), name, **look)
     say(axes, 1.75, 2600, "inside a node: NVLink", ha="left", color=INK)
     say(axes, 11.9, 13900, "across nodes", ha="left", color=SOFT)
-    say(axes, 7.6, 9700, f"{SPEEDS['tensor parallel'][8]:,}", ha="right")
-    say(axes, 16.9, 7300, f"{SPEEDS['tensor parallel'][16]:,}", ha="left")
+    say(axes, 7.6, 9700, f"{SPEEDS['alone'][8]:,}", ha="right")
+    say(axes, 16.9, 7300, f"{SPEEDS['alone'][16]:,}", ha="left")
     axes.set_xscale("log", base=2)
     axes.set_xticks([2, 4, 8, 16, 32], ["2", "4", "8", "16", "32"])
-    axes.set_xlim(1.6, 80)
+    axes.set_xlim(1.6, 90)
     axes.set_ylim(0, 15800)
     axes.set_yticks([0, 5000, 10000, 15000], ["0", "5,000", "10,000", "15,000"])
     axes.set_xlabel("tensor-parallel ranks t")
