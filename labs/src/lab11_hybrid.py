@@ -666,18 +666,18 @@ print(f"out of a host full sharding sends {out[2] / out[1]:.4f} times what hybri
 # The sharding factor covers the whole range: with F = 1, a rank holds and sends as much as with DDP, and with F = 4 as
 # much as with full sharding.
 #
-# Compare the last row per rank and per host. **Per rank**, hybrid sharding sends 2 (R - 1) / R · M / F to other hosts.
-# This is roughly 1/F of the traffic of a DDP rank, and with F = 8 it looks like a twelfth of full sharding. Section
-# 3.2.2 of the FSDP paper argues this way, per GPU. (Its volume for W ranks on hosts of G ranks, 2 M (W - 1) / (G W), is
-# an upper estimate: the replica group of a rank has W / G members, which gives 2 M (W - G) / (G W), the formula above
-# with F = G. The paper's F = W / G cannot keep a sharding group inside a host if F is the number of ranks in the group:
-# that requires F = G.) But the ranks of a host send at the same time, and share the network cards of the host. **Per
-# host**, there are F rings with 1/F of the bytes each. Together they send 2 (R - 1) / R · M, about as much as the
-# single ring of DDP. Full sharding sends 3 M, which is 1.5 times as much if there are many hosts. Hybrid sharding
-# therefore saves a third of the bytes on the network.
+# Compare the last row of the table per rank and per host. **Per rank**, hybrid sharding sends 2 (R - 1) / R · M / F
+# bytes to other hosts. This is roughly 1/F of a DDP rank's traffic, and with F = 8 about a twelfth of a fully sharded
+# rank's traffic. Section 3.2.2 of the FSDP paper also counts per GPU. (Its volume for W ranks on hosts of G ranks, 2 M
+# (W - 1) / (G W), is an upper estimate: the replica group of a rank has W / G members, which gives 2 M (W - G) / (G W),
+# the formula above with F = G. The paper's F = W / G cannot keep a sharding group inside a host if F is the number of
+# ranks in the group: that requires F = G.) But the ranks of a host send at the same time, and share the host's network
+# cards. **Per host**, there are F rings with 1/F of the bytes each. Together, they send 2 (R - 1) / R · M bytes, about
+# as many as the single ring of DDP. Full sharding sends 3 M bytes, which is 1.5 times as many if there are many hosts.
+# Hybrid sharding therefore saves a third of the bytes on the network.
 #
-# It also matters *which* bytes remain: the computation waits for every gather, but it waits for an all-reduce only at
-# the end of the backward pass. And rings over R hosts have fewer steps, and so less latency, than rings over all N
+# It also matters *which* bytes remain: the computation waits for every gather, but for the all-reduces only at the end
+# of the backward pass. Moreover, rings over R hosts have fewer steps, and therefore less latency, than rings over all N
 # ranks.
 
 # %%
@@ -699,9 +699,9 @@ plots.stages(
 # ### Measured: a step on two kinds of link
 #
 # `HostLinks` emulates two links: a fast one between the ranks of a host (1 GB/s, 50 µs), and a slow one shared by the
-# ranks of a host (16 MB/s, 2 ms). A message takes at least the time that its link needs for it. Steps with F = 1, 2 and
-# 4 take turns, and the output shows the median. Next to the median is the longer of the two times that the links need
-# for the bytes from your `traffic`, without latency, as if the links never waited for each other.
+# ranks of a host (16 MB/s, 2 ms). A message takes at least its transfer time on the link. Steps with F = 1, 2 and 4 are
+# interleaved, and the output shows the median. Next to it is a lower bound: the transfer time of the bytes from your
+# `traffic` on the slower of the two links, without latency, as if the links never waited for each other.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -760,21 +760,21 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Full sharding waits for the slow link before every unit, in the forward and again in the backward pass. In hybrid
-# sharding, the forward pass does not use the slow link. But with so little compute, a hybrid step takes as long as its
-# six all-reduces, and most of it is spent waiting for them at the end of the backward pass. With more rows per rank,
-# the backward pass would hide them.
+# Full sharding waits for the slow link before every unit, in both passes. With hybrid sharding, the forward pass does
+# not use the slow link. But with so little compute, a hybrid step takes as long as its six all-reduces, and most of
+# this time is spent waiting for them at the end of the backward pass. With more samples per rank, the backward pass
+# would hide them.
 #
 # ## 11.6 Choose
 #
 # *8 minutes, medium*
 #
 # The largest factor needs the least memory. A *rank* sends the least with the smallest factor; a *host* sends the least
-# if F is the number of its ranks. So choose the fastest of the factors that fit in memory. If none fits, there are two
-# possible reasons. The *shards* may be too large; then more ranks help. Or the memory that sharding cannot reduce (the
-# units that are unsharded while they are being computed, and the activations) may be too large on its own. Then no
-# number of ranks helps, and the layers must be split by tensor or pipeline parallelism. If the activations are too
-# large, recomputation helps.
+# if F is the number of its ranks. So among the factors that fit in memory, choose the fastest. If none fits, there are
+# two possible reasons. First, the *shards* may be too large; then more ranks help. Second, the memory that sharding
+# cannot reduce (unsharded units during their computation, and activations) may be too large by itself. Then no number
+# of ranks helps, and the layers must be split by tensor or pipeline parallelism. If the activations are too large,
+# recomputation helps.
 
 
 # %% tags=["exercise-11.6"]
