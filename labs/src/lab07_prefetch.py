@@ -200,7 +200,7 @@ Event = Literal["begin forward", "pre-forward", "post-forward", "pre-backward", 
 # | `begin forward` | `seen` and `ahead` are emptied, whatever was left in them (a backward may have raised an error) |
 # | `pre-forward` | a call to `unit` begins: `unit` becomes the last entry of `seen` |
 # | `post-forward` | a call to `unit` ends: `unit` becomes the last entry of `ahead`, if `backward_follows` |
-# | `pre-backward` | the backward of `unit` begins: remove its **last** entry in `ahead`, if any, and all later entries |
+# | `pre-backward` | the backward of `unit` begins: remove its **last** entry in `ahead`, if any, and all later ones |
 # | `end backward` | `ahead` is emptied; `forward`, if it is still empty, becomes a copy of `seen` |
 #
 # Why are all later entries removed? The backward pass has skipped those units (their outputs were not used); otherwise,
