@@ -391,7 +391,7 @@ assert after
 # | `gather` | unit | the issuing stream | from here on, the gather is in progress; the stream itself does not wait |
 # | `wait` | unit | the waiting stream | it waits for the unit's most recent gather |
 # | `record` | event | the recording stream | the event covers all gathers that the stream is *sure* of at this point |
-# | `wait event` | event | the waiting stream | it waits for the event's last `record`, and is then sure of its gathers |
+# | `wait event` | event | the waiting stream | it waits for the event's last `record`, then is sure of its gathers |
 # | `read` | unit | the kernel's stream | a kernel computes with the unit's parameters |
 #
 # A stream is *sure* of a gather if it has waited for that gather itself, or for an event recorded on a stream that was
