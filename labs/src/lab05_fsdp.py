@@ -190,7 +190,7 @@ with warnings.catch_warnings():
 print(f"{seen[0]} of {len(SIZES.parameters)} parameters have their gradient when the root's full backward hook runs")
 
 # %% [markdown]
-# A reduction issued at that point would miss the gradients.
+# A reduction issued at that point would have no gradients to reduce.
 #
 # ### A storage can be emptied and filled again
 #

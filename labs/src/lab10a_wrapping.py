@@ -159,7 +159,7 @@ print_wrapped(f"describe: {' '.join(warned)}")
 #
 # A policy is a function. The wrapper calls it for every module below the outermost one:
 #
-# - on the way down, with `recurse=True`: *should the traversal enter this module?*
+# - on the way down, with `recurse=True`: *should the walk enter this module?*
 # - on the way up, if the module was entered, with `recurse=False`: *should this module be a unit?*
 #
 # `nonwrapped_numel` is the number of parameter elements in the module: on the way down, all elements; on the way up,
@@ -251,7 +251,7 @@ for least in (100_000, 60_000, 30_000, 16_000):
 #
 # *15 minutes, hard*
 #
-# Write the traversal that applies a policy to a tree of modules. The order matters. Inner modules come first, and the
+# Write the walk that applies a policy to a tree of modules. The order matters. Inner modules come first, and the
 # unit of an outer module gets the remaining parameters. A module may also appear twice in the tree (layers that share
 # all their weights, as in ALBERT). It then becomes a single unit that appears twice.
 #
@@ -292,7 +292,7 @@ def wrap_where(module: nn.Module, policy: Callable[..., bool], wrap: Callable[[n
 
 
 # %% [markdown]
-# With your traversal and your policy, FSDP takes 40 lines. `Sharded` wraps a module as a unit. `lab_fsdp` wraps each
+# With your walk and your policy, FSDP takes 40 lines. `Sharded` wraps a module as a unit. `lab_fsdp` wraps each
 # module selected by the policy. The engine, the flat parameter and the unit are minifsdp's, known from labs 04 and 05.
 # `fill` writes the initial values into the flat buffer. For now, it copies the values of the module.
 
@@ -590,7 +590,7 @@ for classes in ((Block,), (Block, nn.LayerNorm)):
 # become thirteen small units with three collectives each, for a total of 59 collectives per step instead of 20. In this
 # case, it is better to store everything in one dtype and compute in another one with `MixedPrecision` (lab 09).
 #
-# ## 10a.3 One unit from meta
+# ## 10a.3 Materialize one unit from meta
 #
 # *12 minutes, medium*
 #
@@ -1231,7 +1231,7 @@ plots.stages(
 # as large as 4 + 1 blocks, or 4 + 2 blocks with prefetch. Without weight tying, the embedding and the head could be
 # separate units. </details>
 #
-# **2. Why does the traversal wrap the innermost modules first?**
+# **2. Why does the walk wrap the innermost modules first?**
 #
 # <details><summary>Answer</summary>
 #

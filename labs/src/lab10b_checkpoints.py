@@ -787,7 +787,7 @@ for without in range(4):
 # writes `.metadata` after all ranks have written, and a folder without it is not a checkpoint
 # (`checkpoint/filesystem.py`, `finish`).
 #
-# ### Measured: from two ranks to three, and to a plain process
+# ### Measured: two ranks save a checkpoint; three ranks and a plain process load it
 #
 # This test uses all five functions. Two ranks commit the model and the optimizer state to disk; each rank writes its
 # own rows. Then three ranks load the checkpoint, and so does a plain process. Both results are compared with the full

@@ -1067,8 +1067,8 @@ plots.lines(
 #
 # There are other hybrid strategies. In this lab, there are R copies of the optimizer state (12 of the 16 bytes). ZeRO++
 # ([arXiv 2306.10209](https://arxiv.org/abs/2306.10209), hpZ) shards this state over all ranks and keeps a copy of the
-# weights inside each host, for the gathers in the backward pass. torch's `_HYBRID_SHARD_ZERO2` uses SHARD_GRAD_OP (lab 05)
-# inside the groups.
+# weights inside each host, for the gathers in the backward pass. torch's `_HYBRID_SHARD_ZERO2` uses SHARD_GRAD_OP
+# (lab 05) inside the groups.
 #
 # ## What to remember
 #
