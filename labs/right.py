@@ -209,3 +209,74 @@ def norm(part, weight, bias, f):
     both = f(torch.stack([weight, bias]))
     centred = part - part.mean(-1, keepdim=True)
     return centred * (centred.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * both[0] + both[1]
+
+
+@right("14.1")
+def place(costs, ranks):
+    """Tries all placements, from the last one on."""
+    from itertools import combinations, pairwise
+
+    def slowest(cuts):
+        return max(sum(costs[begin:end]) for begin, end in pairwise((0, *cuts, len(costs))))
+
+    found = min(reversed(list(combinations(range(1, len(costs)), ranks - 1))), key=slowest)
+    return [end - begin for begin, end in pairwise((0, *found, len(costs)))]
+
+
+@right("14.5")
+def ends(plan, seconds):
+    """Asks for what an action waits for, and notices when it asks twice."""
+    last = max(action.stage for actions in plan for action in actions)
+    before = {actions[at]: actions[at - 1] for actions in plan for at in range(1, len(actions))}
+    asked = set()
+
+    @cache
+    def end(action):
+        if action in asked:
+            raise RuntimeError(f"{action} waits for itself")
+        asked.add(action)
+        stage, kind, micro = action
+        needed = [Action(stage - 1, "F", micro)] if kind == "F" and stage else []
+        needed += [Action(stage, "F", micro)] if kind == "B" else []
+        needed += [Action(stage + 1, "B", micro)] if kind == "B" and stage < last else []
+        needed += [before[action]] if action in before else []
+        return max(map(end, needed), default=0) + seconds[kind]
+
+    return {action: end(action) for actions in plan for action in actions}
+
+
+@right("14.6")
+def linear_later(later):
+    """Keeps x and the parameters on `ctx`, multiplies by einsum, and adds in place."""
+
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, bias):
+            ctx.x, ctx.weight, ctx.bias = x.detach(), weight, bias
+            return x @ weight.t() + bias
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x, weight, bias = ctx.x, ctx.weight, ctx.bias
+
+            @torch.no_grad()
+            def finish():
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                weight.grad += torch.einsum("...o,...i->oi", gradient, x)
+                bias.grad = torch.zeros_like(bias) if bias.grad is None else bias.grad
+                bias.grad += gradient.sum(tuple(range(gradient.dim() - 1)))
+
+            later.append(finish)
+            return torch.einsum("...o,oi->...i", gradient, weight) if ctx.needs_input_grad[0] else None, None, None
+
+    return Linear.apply
+
+
+@right("14.7")
+def when_to_reduce(actions, zero):
+    """Looks, after each backward, for another of its stage."""
+    done = [at for at, action in enumerate(actions) if action.kind in "BW"]
+    if zero == 2:
+        return tuple(done)
+    stages = [actions[at].stage for at in done]
+    return [at for n, at in enumerate(done) if stages[n] not in stages[n + 1 :]]

@@ -1,6 +1,6 @@
 """The checks of lab 06.
 
-Streams on CPU are names, so an answer's commands are written down and run on the paper GPU, whose host runs ahead.
+Streams on CPU are names, so an answer's commands are written down and run on the simulated GPU, whose host runs ahead.
 """
 
 import random
@@ -640,7 +640,7 @@ def freed_by(answer, size, from_a_reader, others=1):
 
 @check("6.5")
 def check_free(answer, variant):
-    """The bytes are gone, nobody waits, and on the paper GPU no gather gets them before both readers are done."""
+    """The bytes are gone, nobody waits, and on the simulated GPU no gather gets them before both readers are done."""
     check_freed(freed_by(answer, variant.size, from_a_reader=False), "")
     check_freed(freed_by(answer, variant.size, from_a_reader=True), ", called on a reader's own stream")
     try:

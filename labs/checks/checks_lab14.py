@@ -1,11 +1,12 @@
 """The checks of lab 14."""
 
 from functools import cache, partial
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, on_ranks
@@ -26,8 +27,7 @@ def as_text(actions):
 
 
 def slowest(costs, counts):
-    begins = [sum(counts[:rank]) for rank in range(len(counts))]
-    return max(sum(costs[begin : begin + count]) for begin, count in zip(begins, counts, strict=True))
+    return max(stages(costs, counts))
 
 
 def all_counts(layers, ranks):
@@ -39,9 +39,17 @@ def best_counts(costs, ranks, worse=slowest):
     return min(all_counts(len(costs), ranks), key=lambda counts: (worse(costs, counts), counts))
 
 
-def squares(costs, counts):
+def stages(costs, counts):
     begins = [sum(counts[:rank]) for rank in range(len(counts))]
-    return sum(sum(costs[b : b + count]) ** 2 for b, count in zip(begins, counts, strict=True))
+    return [sum(costs[begin : begin + count]) for begin, count in zip(begins, counts, strict=True)]
+
+
+def squares(costs, counts):
+    return sum(each**2 for each in stages(costs, counts))
+
+
+def spread(costs, counts):
+    return max(stages(costs, counts)) - min(stages(costs, counts))
 
 
 def by_number(costs, ranks):
@@ -59,6 +67,23 @@ def until_average(costs, ranks):
         counts[-1] += 1
         filled += cost
     return counts
+
+
+def within_average(costs, ranks):
+    """Stages that are closed before they pass the average; the last one has the rest."""
+    counts, filled = [0], 0.0
+    for cost in costs:
+        if counts[-1] and filled + cost > sum(costs) / ranks and len(counts) < ranks:
+            counts.append(0)
+            filled = 0.0
+        counts[-1] += 1
+        filled += cost
+    return counts
+
+
+def rest_to_the_last(costs, ranks):
+    each = len(costs) // ranks
+    return [each] * (ranks - 1) + [len(costs) - each * (ranks - 1)]
 
 
 def at_shares(costs, ranks):
@@ -90,13 +115,10 @@ PLACED = [
 def check_place(answer, variant):
     """Every rank has consecutive layers, and the slowest stage is as fast as it can be."""
     drawn = [1 + abs(each) for each in randn(variant.size, seed=variant.seed).tolist()]
-    for costs, ranks in [*PLACED, (drawn, variant.ranks)]:
-        given = list(costs)
-        got = answer(given, ranks)
-        where = f"layers on each of {ranks} ranks, costs {describe(costs)}"
-        expect(f"the costs, after {where}", given, list(costs), slip="the list is the caller's: copy it")
-        if not isinstance(got, list | tuple) or not all(type(count) is int for count in got):
-            raise AnswerError(f"{where}: expected a number of layers for each rank, got {describe(got)}")
+    cases = [*PLACED, (drawn, variant.ranks)]
+    found = [placed(answer, costs, ranks) for costs, ranks in cases]
+    slips = made_everywhere(found, [placing_slips(*case, got) for case, got in zip(cases, found, strict=True)])
+    for (costs, ranks), got, named in zip(cases, found, slips, strict=True):
         wanted, usual = best_counts(costs, ranks), None
         if len(got) != ranks or sum(got) != len(costs):
             usual = "each layer is on one rank, and each rank has one number in the list"
@@ -105,24 +127,63 @@ def check_place(answer, variant):
         elif slowest(costs, got) > slowest(costs, wanted) + 1e-9:
             usual = f"the slowest stage costs {slowest(costs, got):g} instead of {slowest(costs, wanted):g}"
         if usual is not None:
-            expect(where, list(got), wanted, slips=placing_slips(costs, ranks), slip=usual)
+            expect(placing(costs, ranks), got, wanted, slips=named, slip=usual)
 
 
-def placing_slips(costs, ranks):
-    wanted, turned = best_counts(costs, ranks), best_counts(costs[::-1], ranks)
-    return {
-        "these are the ranks' first layers, not how many they have": [sum(wanted[:rank]) for rank in range(ranks)],
+def placing(costs, ranks):
+    return f"layers on each of {ranks} ranks, costs {describe(costs)}"
+
+
+def placed(answer, costs, ranks):
+    """The learner's list of numbers."""
+    given, where = list(costs), placing(costs, ranks)
+    got = answer(given, ranks)
+    expect(f"the costs, after {where}", given, list(costs), slip="the list is the caller's: copy it")
+    if not isinstance(got, list | tuple) or not all(type(count) is int for count in got):
+        raise AnswerError(f"{where}: expected a number of layers for each rank, got {describe(got)}")
+    return list(got)
+
+
+def made_everywhere(found, slips):
+    """The slips of each case, without those that explain one case and not another."""
+    pairs = list(zip(found, slips, strict=True))
+    made = {text for text in slips[0] if all(got == each[text] for got, each in pairs)}
+    return [{text: each[text] for text in made} for each in slips]
+
+
+def placing_slips(costs, ranks, got):
+    """What mistakes give. The first three are of a right placement, of which there may be several."""
+    layers = len(costs)
+    undone = {
+        "these are the ranks' first layers, not how many they have": [
+            end - begin for begin, end in pairwise([*got, layers])
+        ],
+        "these are the ends of the ranks' layers, not how many they have": [
+            end - begin for begin, end in pairwise([0, *got])
+        ],
+        "this is the placement, with the ranks from last to first": got[::-1],
+    }
+    return {text: got if is_best(costs, ranks, counts) else None for text, counts in undone.items()} | {
         "as many layers on each rank, whatever they cost": by_number(costs, ranks),
+        "as many layers on each rank and the rest on the last, whatever they cost": rest_to_the_last(costs, ranks),
         "a stage closed as soon as it has reached the average leaves too little or too much for the others": (
             until_average(costs, ranks)
         ),
+        "a stage closed before it passes the average leaves too much for the last": within_average(costs, ranks),
         "a layer across a share of the total may belong on either side of the cut": at_shares(costs, ranks),
-        "this is the placement, with the ranks from last to first": wanted[::-1],
-        "this is the placement from the last layer to the first": turned,
         "the sum of the squares is as small as can be; a step waits for the slowest stage": best_counts(
             costs, ranks, squares
         ),
+        "the difference of the slowest and the fastest stage is as small as can be; a step waits for the slowest": (
+            best_counts(costs, ranks, spread)
+        ),
     }
+
+
+def is_best(costs, ranks, counts):
+    if len(counts) != ranks or sum(counts) != len(costs) or min(counts) < 1:
+        return False
+    return slowest(costs, counts) < slowest(costs, best_counts(costs, ranks)) + 1e-9
 
 
 # 14.2
@@ -368,12 +429,19 @@ def inputs_of(action, last):
     return [Action(stage, "F", micro)] + ([Action(stage + 1, "B", micro)] if stage < last else [])
 
 
-def timed(plan, seconds, queue=True, needs=inputs_of, join=max):
+def last_stage(plan):
+    return max(action.stage for actions in plan for action in actions)
+
+
+def befores(plan):
+    """The action before each action on its rank."""
+    return {action: before for actions in plan for before, action in pairwise(actions)}
+
+
+def timed(plan, seconds, queue=True, needs=inputs_of, join=max, last=None):
     """When each action ends; with one rule left out, to name slips."""
-    last = max(action.stage for actions in plan for action in actions)
-    before = {}
-    for actions in plan:
-        before |= dict(zip(actions[1:], actions, strict=False))
+    last = last_stage(plan) if last is None else last
+    before = befores(plan)
     under_way = set()
 
     @cache
@@ -384,7 +452,8 @@ def timed(plan, seconds, queue=True, needs=inputs_of, join=max):
         waits = needs(action, last) + ([before[action]] if queue and action in before else [])
         if missing := [each for each in waits if each not in everything]:
             raise StuckError(f"{action} waits for {missing[0]}, which is in no list")
-        return join([0.0, *map(end, waits)]) + seconds[action.kind]
+        begin = [] if queue and action in before else [0.0]  # the rank's clock
+        return join([*begin, *map(end, waits)]) + seconds[action.kind]
 
     everything = {action for actions in plan for action in actions}
     return {action: end(action) for actions in plan for action in actions}
@@ -398,10 +467,20 @@ def no_activations(action, last):
     return [each for each in inputs_of(action, last) if action.kind == "B"]
 
 
-def interleaved_by_hand():
-    """Two ranks with two stages each, two micro-batches."""
-    text = ("0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1")
-    return [[Action(int(each[0]), each[1], int(each[2])) for each in row.split()] for row in text]
+def next_forward(action, last):
+    """A backward's gradient, taken for the next stage's forward."""
+    return [each._replace(kind="F") for each in inputs_of(action, last)]
+
+
+def gradient_from_before(action, last):
+    stage, kind, micro = action
+    if kind == "F":
+        return inputs_of(action, last)
+    return [Action(stage, "F", micro)] + ([Action(stage - 1, "B", micro)] if stage else [])
+
+
+def by_hand(*rows):
+    return [[Action(int(each[0]), each[1], int(each[2])) for each in row.split()] for row in rows]
 
 
 def plans(variant):
@@ -411,8 +490,10 @@ def plans(variant):
         "GPipe, 4 ranks, 5 micro-batches": [right_gpipe(rank, 4, 5) for rank in range(4)],
         f"1F1B, {p} ranks, {m} micro-batches": [right_one_f_one_b(rank, p, m) for rank in range(p)],
         "1F1B, 4 ranks, 8 micro-batches": [right_one_f_one_b(rank, 4, 8) for rank in range(4)],
+        "1F1B, 4 ranks, 2 micro-batches": [right_one_f_one_b(rank, 4, 2) for rank in range(4)],
         "one rank": [right_gpipe(0, 1, 3)],
-        "two stages on each of 2 ranks": interleaved_by_hand(),
+        "two stages on each of 2 ranks": by_hand("0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1"),
+        "stages 0 and 2 on rank 0, stage 1 on rank 1": by_hand("0F0 0F1 2F0 2B0 2F1 2B1 0B0 0B1", "1F0 1F1 1B0 1B1"),
     }
 
 
@@ -423,11 +504,20 @@ DEADLOCKS = {
 
 
 def observe_deadlock(answer, plan):
+    """What the answer raises, or says; and the likely slip."""
+    slip = "if a whole round over the ranks moves none of them, nothing will: raise RuntimeError"
     try:
         found = answer(plan, {"F": 1.0, "B": 2.0})
+    except RecursionError:
+        slip = "Python's limit ended the recursion, and would end it in a long plan without a deadlock, too"
+        return "RecursionError", slip
     except RuntimeError:
-        return "RuntimeError"
-    return describe(found)
+        return "RuntimeError", None
+    except Exception as error:
+        return f"{type(error).__name__} ({error})", "the error of a deadlock is RuntimeError, whatever comes first"
+    if isinstance(found, dict) and len(found) == sum(map(len, plan)):
+        slip = "every action has ended, although one waits for itself: a backward needs its own stage's forward, too"
+    return describe(found), slip
 
 
 @check("14.5")
@@ -435,13 +525,27 @@ def check_ends(answer, variant):
     """Every action ends when its rank and its inputs let it, and a deadlock is one error."""
     for seconds in ({"F": 1.0, "B": 2.0}, {"F": 3.0, "B": 1.0}):
         for name, plan in plans(variant).items():
-            got = answer(plan, dict(seconds))
-            compare_ends(got, plan, seconds, f"{name}, F {seconds['F']:g} and B {seconds['B']:g}")
+            where = f"{name}, F {seconds['F']:g} and B {seconds['B']:g}"
+            compare_ends(ended(answer, plan, seconds, where), plan, seconds, where)
     for name, rows in DEADLOCKS.items():
-        plan = [[Action(int(each[0]), each[1], int(each[2])) for each in row.split()] for row in rows]
         slip = "if a whole round over the ranks moves none of them, nothing will: raise RuntimeError"
-        (got,) = on_ranks(1, observe_deadlock, answer, plan, timeout=6.0, slip=slip)
-        expect(f"a deadlock, {name}", got, "RuntimeError", slip=slip)
+        ((got, usual),) = on_ranks(1, observe_deadlock, answer, by_hand(*rows), timeout=6.0, slip=slip)
+        expect(f"a deadlock, {name}", got, "RuntimeError", slip=usual)
+
+
+def ended(answer, plan, seconds, where):
+    """The learner's ends of a plan without a deadlock."""
+    given = [list(actions) for actions in plan]
+    try:
+        got = answer(given, dict(seconds))
+    except RuntimeError as error:
+        if "write it yourself" in str(error):
+            raise
+        slip = "one waiting rank is no deadlock yet, and stage 0's F and the last stage's B wait for no other stage"
+        raise AnswerError(f"{where}: no deadlock, but it raises {error!r}\nlikely slip: {slip}") from error
+    slip = "the lists are the caller's: count positions, or copy them"
+    expect(f"the plan afterwards, {where}", list(map(as_text, given)), list(map(as_text, plan)), slip=slip)
+    return got
 
 
 def compare_ends(got, plan, seconds, where):
@@ -456,26 +560,66 @@ def compare_ends(got, plan, seconds, where):
             f"{'missing' if missing else 'in no list'}\nlikely slip: a rank whose next action has no inputs yet has to "
             "be looked at again, when other ranks have moved"
         )
-    others = {
-        "a rank does one thing at a time: an action also waits for the one before it in the list": timed(
-            plan, seconds, queue=False
-        ),
-        "a backward waits for the gradient from the next stage": timed(plan, seconds, needs=no_gradients),
-        "a forward waits for the activations of the stage before": timed(plan, seconds, needs=no_activations),
-        "these are the beginnings": {each: end - seconds[each.kind] for each, end in wanted.items()},
-        "F and B take different times": timed(plan, dict.fromkeys("FB", seconds["F"])),
-        "an action waits for the latest of its inputs; their times do not add up": timed(plan, seconds, join=sum),
-        "an action begins with the latest of its inputs, not the earliest": timed(
-            plan, seconds, join=lambda all_: min(all_[1:], default=0.0)
-        ),
-    }
-    slip = next((text for text, ends in others.items() if expected_same(got, ends)), None)
+    slip = next((text for text, rule in RULES.items() if explains(rule, got, plan, seconds)), None)
     for action in sorted(wanted, key=lambda each: wanted[each]):
-        expect(f"the end of {action}, {where}", got[action], wanted[action], slip=slip)
+        usual = slip or begins(action, got, plan, seconds)
+        expect(f"the end of {action}, {where}", got[action], wanted[action], slip=usual)
 
 
-def expected_same(got, ends):
+RULES = {
+    "the last stage has the largest number of all, and need not be on the last rank": lambda plan, seconds: timed(
+        plan, seconds, last=last_stage(plan[-1:])
+    ),
+    "the last stage has the largest number of all, which need not be the number of the last rank": (
+        lambda plan, seconds: timed(plan, seconds, last=len(plan) - 1)
+    ),
+    "a rank does one thing at a time: an action also waits for the one before it in the list": partial(
+        timed, queue=False
+    ),
+    "a backward waits for the gradient from the next stage": partial(timed, needs=no_gradients),
+    "a forward waits for the activations of the stage before": partial(timed, needs=no_activations),
+    "a backward waits for the next stage's backward, not for its forward": partial(timed, needs=next_forward),
+    "gradients come from the stage after, not from the stage before": partial(timed, needs=gradient_from_before),
+    "an action waits for the latest of its inputs; their times do not add up": partial(timed, join=sum),
+    "an action begins with the latest of its inputs, not the earliest": partial(timed, join=min),
+    "these are the beginnings": lambda plan, seconds: {
+        each: end - seconds[each.kind] for each, end in timed(plan, seconds).items()
+    },
+    "F and B take different times": lambda plan, seconds: timed(plan, dict.fromkeys("FB", seconds["F"])),
+    "a backward takes seconds['B'], which need not be twice a forward": lambda plan, seconds: timed(
+        plan, {"F": seconds["F"], "B": 2 * seconds["F"]}
+    ),
+    "the times of F and B are swapped": lambda plan, seconds: timed(plan, {"F": seconds["B"], "B": seconds["F"]}),
+    "a rank has one clock for all of its stages": lambda plan, seconds: timed(by_stage(plan), seconds),
+}
+
+
+def explains(rule, got, plan, seconds):
+    """True if all ends are those of a simulator with this mistake."""
+    try:
+        ends = rule(plan, seconds)
+    except StuckError:
+        return False
     return all(type(got[each]) in (int, float) and abs(got[each] - end) < 1e-9 for each, end in ends.items())
+
+
+def begins(action, got, plan, seconds):
+    """What is wrong with an action's end by the answer's own ends of what it waits for."""
+    before = befores(plan)
+    waits = inputs_of(action, last_stage(plan)) + ([before[action]] if action in before else [])
+    if not all(type(got[each]) in (int, float) for each in (action, *waits)):
+        return None
+    begin, ready = got[action] - seconds[action.kind], max([0.0, *(got[each] for each in waits)])
+    late = next((f"{each} ends at {got[each]:g}" for each in waits if got[each] > begin + 1e-9), None)
+    return f"{action} begins at {begin:g}; " + (late or f"its rank and its inputs are ready at {ready:g}")
+
+
+def by_stage(plan):
+    """The plan as if each stage had a rank of its own."""
+    found = {}
+    for action in (each for actions in plan for each in actions):
+        found.setdefault(action.stage, []).append(action)
+    return list(found.values())
 
 
 # 14.6
@@ -489,9 +633,25 @@ def inputs(variant, seed=0):
     return [randn(*shape, seed=100 * variant.seed + 10 * seed + n) for n, shape in enumerate(shapes)]
 
 
-def calls_of(later):
-    if not all(map(callable, later)):
-        raise AnswerError(f"later: expected functions without arguments, got {describe(later[0])}")
+class Sums(TorchDispatchMode):
+    """Counts sums, which are no products of matrices: one of them is the gradient of a bias."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket is torch.ops.aten.sum
+        return func(*args, **kwargs or {})
+
+
+def calls_of(later, backwards):
+    """The functions that the backwards have put off: one each."""
+    if strange := [each for each in later if not callable(each)]:
+        raise AnswerError(f"later: expected functions without arguments, got {describe(strange[0])}")
+    slip = "one function for both gradients: W is one action"
+    if len(later) < backwards:
+        slip = "each backward appends one, whether x needs a gradient or not, and leaves those of others where they are"
+    after = "one backward" if backwards == 1 else "two"
+    expect(f"functions in `later` after {after}", len(later), backwards, slip=slip)
     return list(later)
 
 
@@ -499,73 +659,131 @@ def calls_of(later):
 def check_linear_later(answer, variant):
     """The gradient of x at once, those of weight and bias when they are asked for; nothing is computed twice."""
     x, weight, bias, gradient = inputs(variant)
-    rows, x_rows = gradient.flatten(0, -2), x.flatten(0, -2)
-    product = 2 * rows.numel() * IN  # floating-point operations of one of the two products
+    product = 2 * gradient.numel() * IN  # floating-point operations of one of the two products
     later = []
     linear = answer(later)
     if not callable(linear):
         raise AnswerError(f"expected a function of x, weight and bias, got {describe(linear)}")
     leaf, w, b = (nn.Parameter(each.clone()) for each in (x, weight, bias))
     y = linear(leaf * 1, w, b)
-    EXACT("the output", y.detach() if isinstance(y, Tensor) else y, F.linear(x, weight, bias))
+    slips = {"the bias is missing": F.linear(x, weight)}
+    EXACT("the output", y.detach() if isinstance(y, Tensor) else y, F.linear(x, weight, bias), slips=slips)
     slip = "forward has put something into `later`: the gradient of y is not there yet"
     expect("functions in `later` after forward", len(later), 0, slip=slip)
     if not y.requires_grad:
         raise AnswerError("the output has no gradient\nlikely slip: return `apply` of an autograd function")
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, Sums() as sums:
         y.backward(gradient)
-    left = "nothing was put off: the gradients of the weights are computed in backward"
-    expect("weight.grad after backward", None if w.grad is None else "a gradient", None, slip=left)
-    expect("bias.grad after backward", None if b.grad is None else "a gradient", None, slip=left + ", the bias's too")
-    slip = "the gradient of x is put off, too: the stage before waits for it"
-    EXACT("x's gradient after backward", leaf.grad, gradient @ weight, slips={slip: torch.zeros_like(x)}, slip=None)
+    check_backward(leaf.grad, gradient @ weight, (w, b), later)
     slip = "the product of the gradient and x is done in backward: only adding it up is left for later"
     expect("floating-point operations of backward", counter.get_total_flops(), product, slip=slip)
-    if not later:
-        raise AnswerError("functions in `later` after backward: expected one, got none\nlikely slip: append it there")
+    slip = "the gradient of the bias is computed in backward: only adding it up is left for later"
+    expect("sums in backward", sums.count, 0, slip=slip)
+    check_later(calls_of(later, 1), (w, b), gradients_of(x, gradient), product)
+    check_two(answer, variant)
+    check_shapes(answer, weight, bias)
+
+
+def check_backward(got, wanted, parameters, later):
+    """What backward has computed, and left."""
+    if None in later:
+        raise AnswerError("`later` has None\nlikely slip: append the function, not what it returns")
+    w, b = parameters
+    left = "nothing was put off: the gradients of the weights are computed in backward"
+    expect("weight.grad after backward", None if w.grad is None else "a gradient", None, slip=left)
+    slip = "the weight's gradient is put off, the bias's is not: backward returns None for both"
+    expect("bias.grad after backward", None if b.grad is None else "a gradient", None, slip=slip)
+    slip = "the gradient of x is put off, too: the stage before waits for it"
+    slips = {slip: torch.zeros_like(wanted), "backward returns it first: the stage before waits for it": None}
+    EXACT("x's gradient after backward", got, wanted, slips=slips)
+
+
+def gradients_of(x, gradient):
+    """Those of weight and bias."""
+    rows = gradient.flatten(0, -2)
+    return rows.T @ x.flatten(0, -2), rows.sum(0)
+
+
+def check_later(calls, parameters, wanted, product):
+    """What the function that was put off computes, once."""
+    w, b = parameters
     with FlopCounterMode(display=False) as counter:
         try:
-            for call in calls_of(later):
+            for call in calls:
                 call()
         except RuntimeError as error:
             if "size" not in str(error):
                 raise
             slip = "of x and the gradient of y one is transposed, so that the product has the weight's shape"
             raise AnswerError(f"a function of `later`: {error}\nlikely slip: {slip}") from error
-    slips = {"this is the mean over the rows": rows.T @ x_rows / len(rows)}
-    EXACT("weight.grad when all of `later` has been called", w.grad, rows.T @ x_rows, slips=slips)
-    EXACT("bias.grad when all of `later` has been called", b.grad, rows.sum(0), slip="the bias is added to every row")
+    rows = product // (2 * OUT * IN)
+    slips = {
+        "this is the mean over the rows": wanted[0] / rows,
+        "it is added twice": 2 * wanted[0],
+        "the function computes the weight's gradient, too": None,
+    }
+    EXACT("weight.grad when all of `later` has been called", w.grad, wanted[0], slips=slips)
+    slips = {
+        "the bias is added to every row: its gradient is their sum, not their mean": wanted[1] / rows,
+        "it is added twice": 2 * wanted[1],
+        "the function computes the bias's gradient, too": None,
+    }
+    EXACT("bias.grad when all of `later` has been called", b.grad, wanted[1], slips=slips)
     slip = "the product was recorded by autograd, and keeps x's graph alive: `x.detach()`, or torch.no_grad()"
     expect("weight.grad has a graph", w.grad.requires_grad, False, slip=slip)
-    expect("floating-point operations of `later`", counter.get_total_flops(), product)
-    check_two(answer, variant, product)
+    slip = "one product is needed: no second forward, and nothing that backward has computed"
+    expect("floating-point operations of `later`", counter.get_total_flops(), product, slip=slip)
 
 
-def check_two(answer, variant, product):
-    """Two micro-batches, the second without a gradient of x."""
+def check_two(answer, variant):
+    """Two micro-batches go forward, then backward, the second without a gradient of x; its weights come first."""
     later = []
     linear = answer(later)
-    _, weight, bias, _ = inputs(variant)
-    w, b = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
-    total_w, total_b = torch.zeros_like(weight), torch.zeros_like(bias)
-    for seed, needs in ((1, True), (2, False)):
-        x, _, _, gradient = inputs(variant, seed)
-        y = linear(x.clone().requires_grad_(needs), w, b)
+    (x_1, weight, bias, gradient_1), (x_2, _, _, gradient_2) = inputs(variant, 1), inputs(variant, 2)
+    parameters = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+    outputs = [linear(x.clone().requires_grad_(needs), *parameters) for x, needs in ((x_1, True), (x_2, False))]
+    for y, gradient in zip(outputs, (gradient_1, gradient_2), strict=True):
         with FlopCounterMode(display=False) as counter:
             y.backward(gradient.transpose(0, 1).contiguous().transpose(0, 1))
-        if not needs:
-            slip = "the first stage's x needs no gradient: `ctx.needs_input_grad` says so"
-            expect("floating-point operations of a backward without x", counter.get_total_flops(), 0, slip=slip)
-        rows = gradient.flatten(0, -2)
-        total_w, total_b = total_w + rows.T @ x.flatten(0, -2), total_b + rows.sum(0)
-        last_w, last_b = rows.T @ x.flatten(0, -2), rows.sum(0)
-    for call in calls_of(later):
-        call()
-    slips = {"`.grad` was replaced: gradients of micro-batches add up": last_w}
-    slip = "each backward puts off its own micro-batch: keep x and gradient of each"
-    EXACT("weight.grad of two micro-batches", w.grad, total_w, slips=slips, slip=slip)
-    slips = {"`.grad` of the bias was replaced: gradients of micro-batches add up": last_b}
-    EXACT("bias.grad of two micro-batches", b.grad, total_b, slips=slips, slip=slip)
+    slip = "the first stage's x needs no gradient: `ctx.needs_input_grad` says so"
+    expect("floating-point operations of a backward without x", counter.get_total_flops(), 0, slip=slip)
+    first, second = calls_of(later, 2)
+    first_alone, alone = gradients_of(x_1, gradient_1), gradients_of(x_2, gradient_2)
+    mixed = gradients_of(x_2, gradient_1)
+    second()
+    for name, parameter, one, two in zip(("weight", "bias"), parameters, first_alone, alone, strict=True):
+        slips = {
+            "this is another micro-batch's: a function does the work of its own backward": one,
+            "a function does the work of its own backward, not all that is left": one + two,
+            "a function does the work of its own backward: none was done": None,
+        }
+        EXACT(f"{name}.grad after the second micro-batch's function alone", parameter.grad, two, slips=slips)
+    first()
+    for name, parameter, one, two, mix in zip(("weight", "bias"), parameters, first_alone, alone, mixed, strict=True):
+        slips = {
+            f"`.grad` of the {name} was replaced: gradients of micro-batches add up": one,
+            "x is that of the last forward: each backward needs its own, from `ctx`": mix + two,
+        }
+        slip = "each backward puts off its own micro-batch: keep x and gradient of each"
+        EXACT(f"{name}.grad of two micro-batches", parameter.grad, one + two, slips=slips, slip=slip)
+
+
+def check_shapes(answer, weight, bias):
+    """x with two dimensions, and with four, which are not contiguous."""
+    for shape in ((6,), (2, 3, 4)):
+        x = randn(*shape, IN, seed=7).transpose(0, -2).contiguous().transpose(0, -2)
+        gradient = randn(*shape, OUT, seed=8)
+        where = f"x of shape {list(x.shape)}, " + ("contiguous" if x.is_contiguous() else "not contiguous")
+        slip = "x has two dimensions or more, in any layout: flatten all but the last, by `flatten(0, -2)`"
+        w, b, later = nn.Parameter(weight.clone()), nn.Parameter(bias.clone()), []
+        try:
+            answer(later)(x, w, b).backward(gradient)
+            for call in later:
+                call()
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise AnswerError(f"{where}: {error}\nlikely slip: {slip}") from error
+        for name, parameter, wanted in zip(("weight", "bias"), (w, b), gradients_of(x, gradient), strict=True):
+            EXACT(f"{name}.grad, {where}", parameter.grad, wanted, slip=slip)
 
 
 # 14.7
@@ -576,6 +794,7 @@ LISTS = {
     "1F1B": "2F0 2F1 2B0 2F2 2B1 2B2",
     "two stages": "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1",
     "two stages, mixed": "3F0 1F0 3B0 1B0 3F1 1F1 1B1 3B1",
+    "two stages, one of them backwards from the last": "0F0 0F1 2F0 2F1 2B1 2B0 0B0 0B1",
     "zero bubble": "0F0 0F1 0I0 0I1 0W0 0W1",
     "zero bubble, two stages": "1F0 1F1 3F0 3I0 3F1 1I0 3W0 3I1 1W0 1I1 3W1 1W1",
     "a whole backward and a split one": "0F0 0F1 0I0 0W0 0B1",
@@ -585,50 +804,74 @@ LISTS = {
 @check("14.7")
 def check_when_to_reduce(answer, variant):
     """ZeRO-1 once for each stage, as soon as its gradients are complete; ZeRO-2 after each micro-batch."""
-    for name, text in LISTS.items():
-        actions = [Action(int(each[0]), each[1], int(each[2])) for each in text.split()]
-        for zero in (1, 2):
-            got = answer(list(actions), zero)
-            where = f"ZeRO-{zero}, {name}: {text}"
-            if not isinstance(got, list | tuple) or not all(type(at) is int for at in got):
-                raise AnswerError(f"{where}: expected a list of positions, got {describe(got)}")
-            slips = reducing_slips(actions, zero)
-            expect(f"positions, {where}", list(got), slips.pop(""), slips=slips)
+    cases = {f"{name}: {text}": by_hand(text)[0] for name, text in LISTS.items()}
+    for zero in (1, 2):
+        found = [positions(answer, actions, zero, where) for where, actions in cases.items()]
+        known = [reducing(actions, zero) for actions in cases.values()]
+        slips = made_everywhere(found, [each for _, each in known])
+        for (where, actions), got, (wanted, _), named in zip(cases.items(), found, known, slips, strict=True):
+            usual = misplaced(got, wanted, actions)
+            expect(f"positions, ZeRO-{zero}, {where}", got, wanted, slips=named, slip=usual)
 
 
-def reducing_slips(actions, zero):
-    """The results of mistakes, by their explanation; "" is the right answer."""
+def positions(answer, actions, zero, where):
+    """The learner's positions in a list."""
+    got = answer(list(actions), zero)
+    if not isinstance(got, list | tuple) or not all(type(at) is int for at in got):
+        raise AnswerError(f"ZeRO-{zero}, {where}: expected a list of positions, got {describe(got)}")
+    return list(got)
 
-    def lasts(at_each):
-        return sorted({actions[at].stage: at for at in at_each}.values())
+
+def misplaced(got, wanted, actions):
+    """The first position that is missing, or one too many."""
+    if missing := [at for at in wanted if at not in got]:
+        return f"{missing[0]} is missing: gradients are complete after {actions[missing[0]]}"
+    if extra := [at for at in got if at not in wanted]:
+        return f"{extra[0]} is one too many: after {actions[extra[0]]} more is added, or nothing is new"
+    return "positions are in the order of the list, each once"
+
+
+def reducing(actions, zero):
+    """The right positions, and those that mistakes give, by their explanation."""
 
     def of(kinds):
         return [at for at, each in enumerate(actions) if each.kind in kinds]
 
-    done, newest = of("BW"), max(each.micro for each in actions)
-    firsts = {}
-    for at in done:
-        firsts.setdefault(actions[at].stage, at)
-    once = lasts(done)
-    by_stage = [at for _, at in sorted({actions[at].stage: at for at in done}.items())]
-    wanted = once if zero == 1 else done
-    found = {
+    def once(at_each, field="stage"):
+        return sorted({getattr(actions[at], field): at for at in at_each}.values())
+
+    def both(kinds):
+        return once(of(kinds)) if zero == 1 else of(kinds)
+
+    done, wanted, newest = of("BW"), both("BW"), max(each.micro for each in actions)
+    firsts = {actions[at].stage: at for at in reversed(done)}
+    return wanted, {
         "ZeRO-1 keeps whole gradients for the step: one message for each stage, not one for each micro-batch": done,
-        "ZeRO-2 keeps no whole gradients from one micro-batch to the next": once,
+        "ZeRO-2 keeps no whole gradients from one micro-batch to the next": once(done),
+        "each stage has gradients of its own: those of one micro-batch are complete once for each stage": once(
+            done, "micro"
+        ),
         "the last in the list counts, which need not be the micro-batch with the largest number": [
             at for at in done if actions[at].micro == newest
+        ],
+        "each stage has a last micro-batch, which need not be the last one of the list": [
+            at for at in done if actions[at].micro == actions[done[-1]].micro
         ],
         "one position for all stages: a stage whose gradients are complete need not wait for the others": [
             len(actions) - 1
         ],
-        "I computes the gradient of the input; those of the weights come with W": (
-            lasts(of("BI")) if zero == 1 else of("BI")
+        "I computes the gradient of the input; those of the weights come with W": both("BI"),
+        "backward in two parts adds to gradients, too: it has no B": both("B"),
+        "a whole backward adds to gradients, too: it has no W": both("W"),
+        "whole and split backwards add to the same gradients: one message for each stage": sorted(
+            {(actions[at].stage, actions[at].kind): at for at in done}.values()
         ),
-        "backward in two parts adds to gradients, too: it has no B": lasts(of("B")) if zero == 1 else of("B"),
-        "positions are in the order of the list": by_stage,
+        "a forward computes no gradients: they are complete after B or W": both("F"),
         "the gradients are complete after the last backward, not after the first": sorted(firsts.values()),
         "these are counted from 1": [at + 1 for at in wanted],
+        "these are the positions before": [at - 1 for at in wanted],
+        "count all actions of the list, not only backwards": [done.index(at) for at in wanted],
         "after I and after W: a micro-batch's gradients are complete once": of("BIW"),
-        "these are the actions' micro-batches or stages, not their positions": [actions[at].micro for at in wanted],
+        "after every action: a forward computes no gradients, and I only that of the input": list(range(len(actions))),
+        "these are the actions' micro-batches, not their positions": [actions[at].micro for at in wanted],
     }
-    return {"": wanted} | {text: slip for text, slip in found.items() if slip != wanted}

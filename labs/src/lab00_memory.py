@@ -30,8 +30,8 @@
 # **You need** to know PyTorch on one device: modules, `backward` and optimizers. You need no
 # experience with distributed training.
 #
-# **Time** 50 minutes. **Runs** in one process, on the CPU or on one GPU. **Memory** at most 9 MiB
-# of tensors, as counted by the ledger.
+# **Time** 50 minutes. **Runs** on a laptop (one process), or on one GPU. **Memory** at most 9 MiB of tensors, as the
+# ledger counts them.
 #
 # **How a lab works.** An exercise is a cell with a function whose body is `...`: replace the dots with your code. Until
 # you do, the reference answer is used instead, so that everything below runs. As soon as you write an answer, it is

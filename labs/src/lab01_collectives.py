@@ -26,9 +26,9 @@
 #
 # **You need** to know tensors and autograd; lab 00 is not required.
 #
-# **Time** 90 minutes, in two sessions; the break is marked. **Runs** on a laptop (gloo, 2 to 4
-# processes), or with NCCL and one rank per GPU. **Memory** at most 12 MiB of tensors per rank; a process takes 210 MiB,
-# including 197 MiB for torch's code, which the ranks share.
+# **Time** 90 minutes, in two sessions; the break is marked. **Runs** on a laptop (gloo, 2 to 4 processes), or on a GPU
+# node (NCCL, one rank per GPU). **Memory** at most 12 MiB of tensors per rank; a process takes 210 MiB, including 197
+# MiB for torch's code, which the ranks share.
 #
 # An exercise is a cell with a function whose body is `...`. Until you replace these dots, the lab uses the reference
 # answer and prints a note. Your own answer is checked immediately, and the cells below use it, whether correct or not.

@@ -30,9 +30,9 @@
 #
 # **You need** lab 01 (reduce-scatter, all-gather) and lab 02 (buckets, hooks on gradients).
 #
-# **Time** 70 minutes. **Runs** on a laptop or on one GPU (gloo, 2 and 4 processes), or on a GPU
-# node (NCCL, one rank per GPU). **Memory** 12 MiB of tensors per rank (measured below), 25 MiB for
-# the larger batch of the timeline; a process takes a few hundred MiB, mostly for torch itself.
+# **Time** 70 minutes. **Runs** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU node (NCCL, one rank per
+# GPU). **Memory** at most 12 MiB of tensors per rank (measured below), 25 MiB for the larger batch of the timeline; a
+# process takes a few hundred MiB, mostly for torch itself.
 #
 # Ψ is the total number of parameter elements, and N is the number of ranks. All tensors are in float32, so an element
 # takes 4 bytes, and Adam's two moments take 8 bytes per element.

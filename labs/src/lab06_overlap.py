@@ -76,8 +76,8 @@ from minifsdp.flat_param import FlatParameter
 # On the laptop, the host itself computes, and other threads carry the messages. On a shared GPU, the streams, the
 # events and the order of kernels are real, but the ranks take turns on the GPU and communicate over sockets, so the
 # *gain* from overlap cannot be measured there. Some parts are the same in every setup: programs for the simulated GPU
-# (called the *paper GPU* in the code cells) are recorded on the CPU, and cells that call `versus` run their ranks over
-# gloo on the CPU. Everything else runs in your setup.
+# are recorded on the CPU, and cells that call `versus` run their ranks over gloo on the CPU. Everything else runs in
+# your setup.
 #
 # ## 6.1 When does each piece finish?
 #
@@ -824,7 +824,7 @@ for name, program in programs.items():
     units = sorted({log[number].what for number in missing_waits(log)})
     hazards = [hazard for hazard in replay(program, SMALL).hazards if hazard.kind == "missing wait"]
     said = sorted({hazard.unit for hazard in hazards})
-    print(f"{name}: {len(missing_waits(log))} reads too early of {units}; the paper GPU says {said}")
+    print(f"{name}: {len(missing_waits(log))} reads too early of {units}; the simulated GPU says {said}")
     assert units == said == ([] if name == "yours" else ["blocks.2"])
 print_wrapped(hazards[0].text)
 
@@ -941,7 +941,7 @@ assert kernels_meanwhile(programs["yours"], "all_gather") == 0 < kernels_meanwhi
 plots.timeline(
     runs,
     title="Forward hides by itself; in backward the order on the one queue decides",
-    says="A step on a GPU on paper. In backward of the middle row each reduction, and the gather behind it, make a "
+    says="A step on a simulated GPU. In backward of the middle row each reduction, and the gather behind it, make a "
     "hole: compute waits for both. In the last row the gather goes first. The host had issued all of it before the "
     "step began.",
     lab="06",
@@ -1068,10 +1068,10 @@ show_record(
     "06",
     says="""
 On record is a step of the ladder's rungs, of which `fsdp` is lab 05's schedule and `fsdp-overlap` yours with
-the gather first. Compare with your own trace: is `fsdp` without overlap there, too? And with the paper GPU: is
+the gather first. Compare with your own trace: is `fsdp` without overlap there, too? And with the simulated GPU: is
 forward hidden but for its first gather, and are the last reductions bare? If it is not hidden, look whether
 compute has gaps everywhere: a small model's kernels are shorter than their launches, and then no host is ahead.
-(Milliseconds do not compare: the paper GPU is another, slow one.)
+(Milliseconds do not compare: the simulated GPU is another, slow one.)
 """,
 )
 

@@ -128,7 +128,7 @@ def on_paper(schedule: Any, settings: Settings = TIMED) -> Program:
 
 # %%
 LAPTOP = Hardware(
-    "a laptop on paper: 20 GFLOP/s, link 2 ms + 50 MB/s, its host computes",
+    "a simulated laptop: 20 GFLOP/s, link 2 ms + 50 MB/s, its host computes",
     flops={4: 20e9},
     memory_bandwidth=10e9,
     capacity=2**34,

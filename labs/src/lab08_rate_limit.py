@@ -1231,7 +1231,7 @@ show_record(
     says="""
 On record is the bytes of its allocator over a step of the ladder's rungs, of which `fsdp-prefetch` has no limit
 and `fsdp-limit` one of k. Compare with what you have measured: does the limit take as much off `allocated` as
-off the ledger's curve? And with the paper GPU: how far do `active` and `reserved` stand above `allocated`,
+off the ledger's curve? And with the simulated GPU: how far do `active` and `reserved` stand above `allocated`,
 without a limit and with one? (The ladder's model is small: its host may not be far ahead of the device, and
 then little waits for an event.)
 """,
@@ -1269,6 +1269,8 @@ then little waits for an event.)
 #
 # ## More: the fastest schedule in 8 GiB
 #
+# *20 to 40 minutes, not counted in the lab's time*
+#
 # This is an open task without a reference answer. The model resembles T5-11B and runs on 16 simulated GPUs, on which
 # gathering takes about as long as computing. Write the fastest possible schedule for which the allocator reserves at
 # most 8 GiB. A hazard (a kernel that reads data before its arrival) disqualifies the schedule. You can start from this
@@ -1292,7 +1294,7 @@ enter("my schedule", MySchedule)
 # %% [markdown]
 # With torch's defaults, a step takes 66.4 ms, and the allocator reserves 7.48 GiB. With prefetching two units ahead and
 # k = 3, a step takes 63.5 ms, but the allocator reserves 9.23 GiB. The link alone is busy for 59.0 ms.
-# `minifsdp lab score` keeps a table of your attempts.
+# `minifsdp lab score 08` shows the table of your attempts.
 #
 # ## Questions
 #

@@ -128,7 +128,7 @@ def measure_memory(build: Callable[[], nn.Module]) -> dict[str, Any]:
             loss = take_step(model, optimizer, BATCHES[1])
         return {
             "loss": loss,
-            "messages": [(call.op, call.payload) for call in calls],
+            "calls": [(call.op, call.payload) for call in calls],
             "wire": sum(call.wire for call in calls),
             "unsharded": ledger.peak_of("unsharded"),
             "state": ledger.peak_of(*STATE),
@@ -260,7 +260,7 @@ for least in (100_000, 60_000, 30_000, 16_000):
 # unit is reduced once. Predict the number of collectives for a policy that makes each *block* a unit.
 
 # %%
-predict("10a.2", ..., "messages of one step, each of the 6 blocks a unit")
+predict("10a.2", ..., "collectives of one step, each of the 6 blocks a unit")
 
 
 # %% tags=["exercise-10a.2"]
@@ -412,29 +412,30 @@ def try_policies() -> dict[str, dict[str, Any]]:
 
 
 tried = launch(try_policies, RANKS)[0]
-print(f"{'':14}{'units':>6}{'messages':>9}{'3U - 1':>7}{'padding':>8}{'unsharded':>11}{'predicted':>11}{'state':>11}")
+print(f"{'':14}{'units':>6}{'collectives':>12}{'3U - 1':>7}{'padding':>8}", end="")
+print(f"{'unsharded':>11}{'predicted':>11}{'state':>11}")
 expected = {}
 for name, found in tried.items():
-    units, messages = found["units"], len(found["messages"])
+    units, collectives = found["units"], len(found["calls"])
     expected[name] = predicted_unsharded(units)
     padding = sum(pad for _, pad in units.values())
     print(
-        f"{name:14}{len(units):6}{messages:9}{3 * len(units) - 1:7}{padding:8}{found['unsharded']:11,}"
+        f"{name:14}{len(units):6}{collectives:12}{3 * len(units) - 1:7}{padding:8}{found['unsharded']:11,}"
         f"{expected[name]:11,}{found['state']:11,}"
     )
-    assert (messages, found["unsharded"]) == (3 * len(units) - 1, expected[name])
+    assert (collectives, found["unsharded"]) == (3 * len(units) - 1, expected[name])
 same_loss = len({found["loss"] for found in tried.values()}) == 1
 print(f"bytes at the peak of a rank; DDP's model state {ddp_peak:,}; the same loss with all policies: {same_loss}")
 slips = {"the root is gathered once": 21, "forward gathers too": 13, "the root is a unit too, the seventh": 17}
 slips["the root is gathered and reduced like any unit, each once"] = 18
-outcome("10a.2", len(tried["blocks"]["messages"]), slips=slips)
+outcome("10a.2", len(tried["blocks"]["calls"]), slips=slips)
 assert same_loss, "a policy has changed what is computed"
 
 # %%
 plots.stages(
-    {f"{name}: {len(found['messages'])} messages": {"unsharded": found["unsharded"]} for name, found in tried.items()},
-    predicted={f"{name}: {len(found['messages'])} messages": expected[name] for name, found in tried.items()},
-    title=f"From {len(tried['one unit']['messages'])} messages a step to {len(tried['every Linear']['messages'])}, "
+    {f"{name}: {len(found['calls'])} collectives": {"unsharded": found["unsharded"]} for name, found in tried.items()},
+    predicted={f"{name}: {len(found['calls'])} collectives": expected[name] for name, found in tried.items()},
+    title=f"From {len(tried['one unit']['calls'])} collectives a step to {len(tried['every Linear']['calls'])}, "
     f"and from {tried['one unit']['unsharded'] / 2**20:.2f} MiB of unsharded parameters to "
     f"{tried['every Linear']['unsharded'] / 2**20:.2f}",
     says="The most bytes of unsharded parameters on a rank in a step, by wrapping policy. Only the single unit is "
@@ -468,15 +469,15 @@ with tempfile.TemporaryDirectory() as folder:
     traces = {name: [read_trace(Path(folder, f"{name}-{attempt}-0.json")) for attempt in range(2)] for name in shown}
 spans = {name: min(each, key=lambda trace: max(span.end for span in trace)) for name, each in traces.items()}
 ends = {name: 1e3 * max(span.end for span in each) for name, each in spans.items()}
-link = {name: len(tried[name]["messages"]) + tried[name]["wire"] / 1e5 for name in shown}  # 1 ms each, 100 MB/s
+link = {name: len(tried[name]["calls"]) + tried[name]["wire"] / 1e5 for name in shown}  # 1 ms each, 100 MB/s
 for name in shown:
     print(f"{name:13} expected of the link alone {link[name]:4.0f} ms, the step took {ends[name]:4.0f}")
 plots.timeline(
-    {f"{name}: {len(tried[name]['messages'])} messages": each for name, each in spans.items()},
-    title=f"The same bytes in {len(tried['every Linear']['messages'])} messages take {ends['every Linear']:.0f} ms, "
-    f"and {ends['blocks']:.0f} ms in {len(tried['blocks']['messages'])} messages",
+    {f"{name}: {len(tried[name]['calls'])} collectives": each for name, each in spans.items()},
+    title=f"The same bytes in {len(tried['every Linear']['calls'])} collectives take {ends['every Linear']:.0f} ms, "
+    f"and {ends['blocks']:.0f} ms in {len(tried['blocks']['calls'])} collectives",
     says="A step of your FSDP on rank 0, the faster of two, gathers and reductions one after the other (no "
-    "overlap). Each message waits for the link's latency, and has its work on the host.",
+    "overlap). Each collective waits for the link's latency, and has its work on the host.",
     lab="10a",
 )
 

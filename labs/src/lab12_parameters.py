@@ -570,7 +570,7 @@ for what, values in lines_of.items():
     print(f"{what:28}" + "".join(f"{value:16,}" for value in values))
 shares = [4 * row.row for row in rows]
 sent = sum(n * share for n, share in zip([g + 1 for g in gathers_of], shares, strict=True)) * (RANKS - 1)
-print(f"expected of yours: {sum(gathers_of)} and {len(rows)} messages, {sent:,} bytes sent, {copied:,} bytes copied")
+print(f"expected of yours: {sum(gathers_of)} and {len(rows)} collectives, {sent:,} bytes sent, {copied:,} bytes copied")
 assert lines_of["all-gathers"] == [sum(gathers_of)] * 3
 assert lines_of["reduce-scatters"] == [len(rows)] * 3
 assert lines_of["bytes sent"][1:] == [sent] * 2

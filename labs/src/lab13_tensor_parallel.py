@@ -119,7 +119,7 @@ from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.link.emulated import let_communication_go_first, parse_link
-from minifsdp.course.machine.pieces import NETWORK, NVLINK, products_of_block
+from minifsdp.course.machine.pieces import NETWORK, NVLINK, products_of_block, spans_of_block
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.watch.timeline import Span, overlap, read_trace
 from minifsdp.course.watch.trace import record_trace
@@ -943,12 +943,12 @@ plots.lines(
 # computation itself is left to shard. Because it sends so much, tensor parallelism is kept inside a host, where links
 # are fast.
 #
-# ### Measured: nothing can hide the messages
+# ### Measured: each product waits for the sum before it
 #
-# FSDP gathers the next unit while the current one is computing. Here, every product has to wait for the sum before
-# it. The timeline shows one step of a model with a single block, first with tensor parallelism, then with sequence
-# parallelism, over an emulated link (1 ms, 100 MB/s). In both rows, compare the compute and communication lanes: a
-# message starts only after the compute before it, and the next compute starts only after the message.
+# FSDP gathers the next unit while the current one is computing. Here, nothing is left to compute while a sum is under
+# way. The timeline shows one step of a model with a single block, first with tensor parallelism, then with sequence
+# parallelism, over an emulated link (1 ms of latency, 100 MB/s). In both rows, compare the compute and communication
+# lanes: a message starts only after the compute before it, and the next compute starts only after the message.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1004,28 +1004,47 @@ plots.timeline(
 # next. `minifsdp/course/machine/pieces.py` computes the times of a block's four products in forward from data sheets
 # (H100, bf16, 8,192 tokens of width 8,192, 60 % of the peak). This is a model, not a measurement.
 #
-# The first three columns of numbers are times in ms: of the products alone, of products and messages one after the
-# other, and of products in pieces. The last two columns give the fraction of that time in which a rank waits for
-# messages.
+# The table gives three times in ms: of the products alone, of products and messages in turn (one after the other), and
+# of both in pieces. The last two columns give the fraction of the time in which a rank waits for messages, in turn and
+# in pieces.
 
 
 # %%
-print("H100, with                     ranks   products   one after   in        waits, one after   waits, in")
-print("                                       alone      the other   pieces    the other          pieces")
+print(f"{'H100':22}{'ranks':>6}{'products':>10}{'in turn':>9}{'in pieces':>11}{'waits in turn':>15}{'in pieces':>11}")
 for link in (NVLINK, NETWORK):
     for ranks in (2, 4, 8):
         products = products_of_block(8192, 8192, ranks).values()
         alone = sum(each.compute(link) for each in products)
         after = sum(each.one_after_the_other(link) for each in products)
         pieces = sum(each.in_pieces(link) for each in products)
-        print(f"{link.name:31}{ranks:<8}{1e3 * alone:<11.2f}{1e3 * after:<12.2f}{1e3 * pieces:<10.2f}", end="")
-        print(f"{1 - alone / after:<19.0%}{1 - alone / pieces:.0%}")
+        print(f"{link.name.removeprefix('H100, '):22}{ranks:6}{1e3 * alone:10.2f}{1e3 * after:9.2f}", end="")
+        print(f"{1e3 * pieces:11.2f}{1 - alone / after:15.0%}{1 - alone / pieces:11.0%}")
 
 # %% [markdown]
 # On NVLink, 8 ranks wait for messages during 28 % of the time, and during 4 % with pieces: the products hide the rest.
 # With one network card of 400 Gb/s per GPU, even with pieces 4 ranks wait during 43 % of the time and 8 ranks during
-# 73 %, because the messages take longer than the products that should hide them. So tensor parallelism stays inside a
-# host, with or without pieces.
+# 73 %, because the messages take longer than the products that should hide them. The timeline shows the same four
+# products on 4 ranks:
+
+# %%
+rows = {
+    "NVLink, in turn": spans_of_block(8192, 8192, 4, NVLINK, pieces=False),
+    "NVLink, in pieces": spans_of_block(8192, 8192, 4, NVLINK, pieces=True),
+    "400 Gb/s, in pieces": spans_of_block(8192, 8192, 4, NETWORK, pieces=True),
+}
+hidden = {name: overlap(each) or 0.0 for name, each in rows.items()}
+plots.timeline(
+    rows,
+    title=f"In pieces, {hidden['NVLink, in pieces']:.0%} of the communication is under compute on NVLink, "
+    f"{hidden['400 Gb/s, in pieces']:.0%} on the network",
+    says="Forward of a block on one of 4 ranks, its four products and their messages; adjacent pieces of a product are "
+    "one bar. qkv and up gather their input, out and down reduce their output.",
+    model="H100, 8,192 tokens of width 8,192, bf16",
+)
+
+# %% [markdown]
+# On NVLink a message is shorter than the product of a piece, which hides it. On the network it is longer, so the next
+# product waits for it. Tensor parallelism therefore stays inside a host, with or without pieces.
 #
 # The authors of torchtitan measured a model of 70 billion parameters in bf16 on 256 H100, with tensor parallelism
 # inside each host (t = 8) and FSDP across the hosts: 597 tokens per second and GPU without pieces, 652 with them.

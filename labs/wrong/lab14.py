@@ -64,6 +64,39 @@ Forgets the last layer.
 - return best(len(costs), ranks)[1]
 + return best(len(costs) - 1 or 1, ranks if len(costs) > ranks else ranks - 1 or 1)[1]
 """)
+wrong("14.1", "these are the ends of the ranks' layers").diff("""
+Returns where the stages end.
+- return best(len(costs), ranks)[1]
++ counts = best(len(costs), ranks)[1]
++ return [sum(counts[: rank + 1]) for rank in range(ranks)]
+""")
+
+
+@wrong("14.1", "and the rest on the last, whatever they cost")
+def place(costs, ranks):
+    """Places by number, the rest on the last rank."""
+    each = len(costs) // ranks
+    return [each] * (ranks - 1) + [len(costs) - each * (ranks - 1)]
+
+
+@wrong("14.1", "a stage closed before it passes the average")
+def place(costs, ranks):
+    """Fills each stage within the average."""
+    counts, filled = [0], 0
+    for cost in costs:
+        if counts[-1] and filled + cost > sum(costs) / ranks and len(counts) < ranks:
+            counts.append(0)
+            filled = 0
+        counts[-1] += 1
+        filled += cost
+    return counts
+
+
+wrong("14.1", "the slowest stage costs 11 instead of 9").diff("""
+Adds up the stages instead of taking the slowest.
+-         found.append((max(slowest, sum(costs[begin:end])), [*counts, end - begin]))
++         found.append((slowest + sum(costs[begin:end]), [*counts, end - begin]))
+""")
 
 # 14.2
 
@@ -266,11 +299,134 @@ Adds up what an action waits for.
 - clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
 + clocks[rank] = sum([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
 """)
-wrong("14.5", "the end of").diff("""
+wrong("14.5", "which need not be the number of the last rank").diff("""
 Takes the last rank's stage for the last one.
 - last = max(action.stage for actions in plan for action in actions)
 + last = len(plan) - 1
 """)
+wrong("14.5", "and need not be on the last rank").diff("""
+Looks for the last stage on the last rank.
+- last = max(action.stage for actions in plan for action in actions)
++ last = max(action.stage for action in plan[-1])
+""")
+wrong("14.5", "a backward needs its own stage's forward, too").diff("""
+Forgets that a backward needs its own forward.
+- needed = [Action(stage, "F", micro)]
++ needed = []
+""")
+wrong("14.5", "the last stage's B wait for no other stage").diff("""
+Lets the last stage wait for a stage after it.
+- needed += [Action(stage + 1, "B", micro)] if stage < last else []
++ needed += [Action(stage + 1, "B", micro)]
+""")
+wrong("14.5", "not for its forward").diff("""
+Waits for the next stage's forward.
+- needed += [Action(stage + 1, "B", micro)] if stage < last else []
++ needed += [Action(stage + 1, "F", micro)] if stage < last else []
+""")
+wrong("14.5", "not from the stage before").diff("""
+Takes gradients from the stage before.
+- needed += [Action(stage + 1, "B", micro)] if stage < last else []
++ needed += [Action(stage - 1, "B", micro)] if stage > 0 else []
+""")
+wrong("14.5", "the error of a deadlock is RuntimeError").diff("""
+Raises another error.
+- raise RuntimeError("the plan is a deadlock")
++ raise ValueError("the plan is a deadlock")
+""")
+wrong("14.5", "need not be twice a forward").diff("""
+Takes a backward for two forwards.
+- clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
++ clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds["F"] * (1 if kind == "F" else 2)
+""")
+wrong("14.5", "not the earliest").diff("""
+Begins with the first input.
+- clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
++ clocks[rank] = min([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
+""")
+wrong("14.5", "3B0 begins at 4; 3F4 ends at 8").diff("""
+Forgets the rank's clock where there are inputs.
+- clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
++ clocks[rank] = (max(end[each] for each in needed) if needed else clocks[rank]) + seconds[kind]
+""")
+wrong("14.5", "a rank has one clock for all of its stages").diff("""
+Keeps a clock for each stage.
+- clocks, positions = [0.0] * len(plan), [0] * len(plan)
++ clocks, positions = [0.0] * (last + 1), [0] * len(plan)
+- clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
+- end[action] = clocks[rank]
++ clocks[stage] = max([clocks[stage], *(end[each] for each in needed)]) + seconds[kind]
++ end[action] = clocks[stage]
+""")
+
+
+@wrong("14.5", "count positions, or copy them")
+def ends(plan, seconds):
+    """Takes the actions out of the caller's lists."""
+    last = max(action.stage for actions in plan for action in actions)
+    end, clocks, moved = {}, [0.0] * len(plan), True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(plan):
+            while actions:
+                stage, kind, micro = actions[0]
+                needed = [Action(stage - 1, "F", micro)] if kind == "F" and stage > 0 else []
+                if kind == "B":
+                    needed = [Action(stage, "F", micro)]
+                    needed += [Action(stage + 1, "B", micro)] if stage < last else []
+                if any(each not in end for each in needed):
+                    break
+                clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
+                end[actions.pop(0)] = clocks[rank]
+                moved = True
+    if any(plan):
+        raise RuntimeError("the plan is a deadlock")
+    return end
+
+
+@wrong("14.5", "Python's limit ended the recursion")
+def ends(plan, seconds):
+    """Asks for what an action waits for, without end in a deadlock."""
+    last = max(action.stage for actions in plan for action in actions)
+    before = {actions[at]: actions[at - 1] for actions in plan for at in range(1, len(actions))}
+
+    @cache
+    def end(action):
+        stage, kind, micro = action
+        needed = [Action(stage - 1, "F", micro)] if kind == "F" and stage > 0 else []
+        if kind == "B":
+            needed = [Action(stage, "F", micro)]
+            needed += [Action(stage + 1, "B", micro)] if stage < last else []
+        needed += [before[action]] if action in before else []
+        return max([0.0, *map(end, needed)]) + seconds[kind]
+
+    return {action: end(action) for actions in plan for action in actions}
+
+
+@wrong("14.5", "1F1 begins at 5; its rank and its inputs are ready at 4")
+def ends(plan, seconds):
+    """Lets the ranks go in step, each time as long as the longest action takes."""
+    last = max(action.stage for actions in plan for action in actions)
+    end, positions, now = {}, [0] * len(plan), 0.0
+    while len(end) < sum(map(len, plan)):
+        ready = []
+        for rank, actions in enumerate(plan):
+            if positions[rank] < len(actions):
+                stage, kind, micro = actions[positions[rank]]
+                needed = [Action(stage - 1, "F", micro)] if kind == "F" and stage > 0 else []
+                if kind == "B":
+                    needed = [Action(stage, "F", micro)]
+                    needed += [Action(stage + 1, "B", micro)] if stage < last else []
+                if all(each in end for each in needed):
+                    ready.append(rank)
+        if not ready:
+            raise RuntimeError("the plan is a deadlock")
+        now += max(seconds[plan[rank][positions[rank]].kind] for rank in ready)
+        for rank in ready:
+            end[plan[rank][positions[rank]]] = now
+            positions[rank] += 1
+    return end
+
 
 # 14.6
 
@@ -296,7 +452,7 @@ Computes the product in backward.
 +         product = rows.T @ x_rows
 +         later.append(finish)
 """)
-wrong("14.6", "`.grad` was replaced: gradients of micro-batches add up").diff("""
+wrong("14.6", "was replaced: gradients of micro-batches add up").diff("""
 Replaces the gradient.
 -     parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 +     parameter.grad = gradient
@@ -321,7 +477,7 @@ Takes the mean over the rows for the bias.
 -             add(bias, rows.sum(0))
 +             add(bias, rows.mean(0))
 """)
-wrong("14.6", "the bias's too").diff("""
+wrong("14.6", "the bias's is not: backward returns None for both").diff("""
 Returns the bias's gradient at once.
 -             add(bias, rows.sum(0))
 -         later.append(finish)
@@ -329,9 +485,107 @@ Returns the bias's gradient at once.
 +         later.append(finish)
 +         return gradient @ weight if ctx.needs_input_grad[0] else None, None, rows.sum(0)
 """)
-wrong("14.6", "expected one, got none").diff("""
+wrong("14.6", "each backward appends one").diff("""
 Forgets what was to be done later.
 -         later.append(finish)
+""")
+wrong("14.6", "one function for both gradients").diff("""
+Appends a function for each parameter.
+-             def finish():
+-                 add(weight, rows.T @ x_rows)
+-                 add(bias, rows.sum(0))
+-             later.append(finish)
++             later.append(lambda: add(weight, rows.T @ x_rows))
++             later.append(lambda: add(bias, rows.sum(0)))
+""")
+wrong("14.6", "x has two dimensions or more").diff("""
+Takes x to have three dimensions.
+-             add(weight, rows.T @ x_rows)
+-             add(bias, rows.sum(0))
++             add(weight, torch.einsum("bso,bsi->oi", gradient, x.detach()))
++             add(bias, gradient.sum((0, 1)))
+""")
+wrong("14.6", "the gradient of the bias is computed in backward").diff("""
+Adds up the rows for the bias in backward.
+-             add(bias, rows.sum(0))
++             add(bias, total)
+-         later.append(finish)
++         total = rows.sum(0)
++         later.append(finish)
+""")
+wrong("14.6", "append the function, not what it returns").diff("""
+Calls the function that it should append.
+-         later.append(finish)
++         later.append(finish())
+""")
+wrong("14.6", "the function computes the bias's gradient, too").diff("""
+Forgets the bias.
+-             add(bias, rows.sum(0))
+""")
+wrong("14.6", "it is added twice").diff("""
+Adds the weight's gradient twice.
+-             add(weight, rows.T @ x_rows)
++             product = rows.T @ x_rows
++             add(weight, product)
++             add(weight, product)
+""")
+wrong("14.6", "backward returns it first").diff("""
+Leaves the gradient of x out.
+-         return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
++         return None, None, None
+""")
+wrong("14.6", "expected 2, got 1").diff("""
+Keeps the newest function alone.
+-         later.append(finish)
++         later[:] = [finish]
+""")
+wrong("14.6", "no second forward").diff("""
+Computes the output again, and goes backward from there.
+-             def finish():
+-                 add(weight, rows.T @ x_rows)
+-                 add(bias, rows.sum(0))
+-             later.append(finish)
++             later.append(lambda: F.linear(x.detach(), weight, bias).backward(gradient))
+""")
+wrong("14.6", "x is that of the last forward").diff("""
+Keeps one x for all micro-batches.
+- class Linear(torch.autograd.Function):
++ kept = {}
++ class Linear(torch.autograd.Function):
+-             ctx.save_for_backward(x, weight, bias)
++             kept["x"] = x
++             ctx.save_for_backward(weight, bias)
+-             x, weight, bias = ctx.saved_tensors
++             x, (weight, bias) = kept["x"], ctx.saved_tensors
+""")
+wrong("14.6", "not all that is left").diff("""
+Lets the first function do everything.
+- class Linear(torch.autograd.Function):
++ waiting = []
++ class Linear(torch.autograd.Function):
+-             def finish():
+-                 add(weight, rows.T @ x_rows)
+-                 add(bias, rows.sum(0))
++             waiting.append((rows, x_rows))
++             def finish():
++                 while waiting:
++                     rows, x_rows = waiting.pop()
++                     add(weight, rows.T @ x_rows)
++                     add(bias, rows.sum(0))
+""")
+wrong("14.6", "this is another micro-batch's").diff("""
+Lets each function do the oldest work that is left.
+- class Linear(torch.autograd.Function):
++ waiting = []
++ class Linear(torch.autograd.Function):
+-             def finish():
+-                 add(weight, rows.T @ x_rows)
+-                 add(bias, rows.sum(0))
++             waiting.append((rows, x_rows))
++             def finish():
++                 rows, x_rows = waiting.pop(0)
++                 add(weight, rows.T @ x_rows)
++                 add(bias, rows.sum(0))
 """)
 
 # 14.7
@@ -384,4 +638,40 @@ wrong("14.7", "not after the first").diff("""
 Keeps the first backward of each stage.
 - return sorted({actions[at].stage: at for at in done}.values())
 + return sorted({actions[at].stage: at for at in reversed(done)}.values())
+""")
+wrong("14.7", "count all actions of the list, not only backwards").diff("""
+Counts among the backwards.
+- done = [at for at, action in enumerate(actions) if action.kind in ("B", "W")]
++ actions = [action for action in actions if action.kind in ("B", "W")]
++ done = list(range(len(actions)))
+""")
+wrong("14.7", "it has no W").diff("""
+Looks for split backwards alone.
+- done = [at for at, action in enumerate(actions) if action.kind in ("B", "W")]
++ done = [at for at, action in enumerate(actions) if action.kind == "W"]
+""")
+wrong("14.7", "complete once for each stage").diff("""
+Reduces all stages' gradients of a micro-batch together.
+-     return done
++     return sorted({actions[at].micro: at for at in done}.values())
+""")
+wrong("14.7", "which need not be the last one of the list").diff("""
+Takes one micro-batch for the last of all stages.
+- return sorted({actions[at].stage: at for at in done}.values())
++ return [at for at in done if actions[at].micro == actions[done[-1]].micro]
+""")
+wrong("14.7", "whole and split backwards add to the same gradients").diff("""
+Reduces once for each kind of backward.
+- return sorted({actions[at].stage: at for at in done}.values())
++ return sorted({(actions[at].stage, actions[at].kind): at for at in done}.values())
+""")
+wrong("14.7", "a forward computes no gradients: they are complete after B or W").diff("""
+Reduces after forwards.
+- done = [at for at, action in enumerate(actions) if action.kind in ("B", "W")]
++ done = [at for at, action in enumerate(actions) if action.kind == "F"]
+""")
+wrong("14.7", "5 is missing").diff("""
+Forgets the last backward of ZeRO-2.
+-     return done
++     return done[:-1]
 """)

@@ -202,9 +202,10 @@ class DistributedDataParallel(nn.Module):
     def reduce_accumulated(self) -> None:
         """Reduce what backwards inside `no_sync` have accumulated, without another backward; on all ranks.
 
-        This is for pipelines, whose last micro-batch may finish its backward in parts.
+        This is for pipelines, whose last micro-batch may finish its backward in parts. In `no_sync` it does nothing.
         """
-        self.reducer.reduce_accumulated()
+        if self.require_backward_grad_sync:
+            self.reducer.reduce_accumulated()
 
     def join(
         self,

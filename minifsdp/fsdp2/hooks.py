@@ -148,12 +148,23 @@ class State:
             state._to_run = set(state.modules)
 
     def reduce_accumulated(self) -> None:
-        """Reduce what backwards inside `no_sync` have left unsharded, all at once."""
+        """Reduce what earlier backwards have left unsharded, where that is to be reduced, all at once."""
         if self.engine is not None:
             for unit_pass in self.engine.passes.values():
                 unit_pass.owes = bool(unit_pass.trained)  # another rank may have gradients that this one lacks
-            with reducing(self.engine.passes, True):
+            self.engine._end_backward()
+
+    def drop_accumulated(self) -> None:
+        """End a backward that has raised, without reductions, and drop all unsharded gradients."""
+        if self.engine is None:
+            return
+        if self.engine.backward_runs:
+            with reducing(self.engine.passes, False):
                 self.engine._end_backward()
+        for state in self.tree():
+            if state.unit is not None:
+                state.unit.gradients.held.clear()
+                self.engine.schedule.free(state.unit)
 
     # Hooks
 

@@ -8,7 +8,7 @@ own step, and needs nothing here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -32,7 +32,10 @@ def check_wrapped(module: nn.Module) -> None:
 
 @contextmanager
 def reduced_once(stages: Iterable[PipelineStage]) -> Iterator[None]:
-    """Backwards inside leave gradients unreduced; afterwards each stage's are reduced, in the order of the stages."""
+    """Backwards inside leave gradients unreduced; afterwards each stage's are reduced, in the order of the stages.
+
+    Where the user has switched the reduction off, they stay so, for the next steps to add to.
+    """
     replicas = [module for stage in stages for module in _replicas(stage.submod)]
     with ExitStack() as silent:
         for module in replicas:
@@ -42,6 +45,14 @@ def reduced_once(stages: Iterable[PipelineStage]) -> Iterator[None]:
         module.reduce_accumulated()
 
 
+def drop_unreduced(stages: Iterable[PipelineStage]) -> None:
+    """A step has failed: what its backwards have left in FSDP2's units must not be added to the next step's."""
+    for stage in stages:
+        for module in _replicas(stage.submod):
+            if isinstance(module, FSDPModule):
+                module.drop_accumulated()
+
+
 def _replicas(module: nn.Module) -> list[DistributedDataParallel | FSDPModule]:
     """The outermost modules in a stage that reduce gradients."""
     if isinstance(module, (DistributedDataParallel, FSDPModule)):
@@ -49,16 +60,5 @@ def _replicas(module: nn.Module) -> list[DistributedDataParallel | FSDPModule]:
     return [found for child in module.children() for found in _replicas(child)]
 
 
-@contextmanager
-def _silent(module: DistributedDataParallel | FSDPModule) -> Iterator[None]:
-    if isinstance(module, DistributedDataParallel):
-        with module.no_sync():
-            yield
-        return
-    module.set_requires_gradient_sync(False)
-    module.set_reshard_after_backward(False)
-    try:
-        yield
-    finally:
-        module.set_requires_gradient_sync(True)
-        module.set_reshard_after_backward(True)
+def _silent(module: DistributedDataParallel | FSDPModule) -> AbstractContextManager[None]:
+    return module.no_sync() if isinstance(module, DistributedDataParallel) else module.accumulating()

@@ -32,10 +32,10 @@ class Failures:
     def check(self) -> None:
         """
         Raises:
-            PipelineError: a rank has failed before.
+            PipelineError: a rank has failed before, or the schedule was closed.
         """
         if self.failed:
-            raise PipelineError(f"this pipeline has failed before, and its channels are closed: {self.failed}")
+            raise PipelineError(f"this pipeline's channels are closed, make another schedule: {self.failed}")
 
     def shared(self, error: BaseException, where: str) -> BaseException:
         """The error for this rank to raise, when it has hung up: its own, or another rank's that is behind it."""
@@ -71,4 +71,6 @@ class Failures:
 def _is_broken(error: BaseException) -> bool:
     """True for the error of a connection that the other end has closed."""
     words = ("closed by peer", "connection reset", "broken pipe", "connection refused", "socket timeout")
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    text = str(error).lower()  # with the place in gloo's or NCCL's source: a model may have connections of its own
+    is_backends = any(name in text for name in ("gloo", "nccl"))
+    return isinstance(error, RuntimeError) and is_backends and any(word in text for word in words)

@@ -50,6 +50,8 @@ def split_args_kwargs_into_chunks(
     Raises:
         ValueError: a tensor is shorter than `chunks`; or specs do not fit the arguments.
     """
+    if not (args or kwargs or args_chunk_spec or kwargs_chunk_spec):
+        return [()] * chunks, [{} for _ in range(chunks)]
     kwargs = kwargs or {}
     args_chunk_spec = tuple(_default(arg) for arg in args) if args_chunk_spec is None else args_chunk_spec
     kwargs_chunk_spec = {k: _default(v) for k, v in kwargs.items()} if kwargs_chunk_spec is None else kwargs_chunk_spec
@@ -94,7 +96,9 @@ def _flatten_specs(spec: Any) -> list[Any]:
     return found
 
 
-def _cut(arg: Any, spec: Any, chunks: int, name: str) -> list[Any]:
+def _cut(arg: Any, spec: Any, chunks: int, name: str) -> Sequence[Any]:
+    if isinstance(arg, Tensor) and isinstance(spec, TensorChunkSpec):  # the usual case, without a tree
+        return _pieces(arg, spec, chunks, name)
     values, form = tree_flatten(arg)
     specs = _flatten_specs(spec)
     if len(specs) != len(values):

@@ -13,7 +13,7 @@ from minifsdp import comm
 from minifsdp.pipeline.actions import Action, Plan, check_complete, stages_of
 from minifsdp.pipeline.boundary import Boundary, boundary_of
 from minifsdp.pipeline.channels import Channels
-from minifsdp.pipeline.data_parallel import check_wrapped
+from minifsdp.pipeline.data_parallel import check_wrapped, drop_unreduced
 from minifsdp.pipeline.executor import Batch, Executor
 from minifsdp.pipeline.failures import Failures
 from minifsdp.pipeline.messages import check_order
@@ -93,7 +93,7 @@ class Schedule:
     ) -> Any:
         """Forward and backward of a batch; gradients are added to `.grad` of the parameters.
 
-        Without a `loss_fn` there is no backward.
+        Without a `loss_fn` there is no backward. A failed step leaves gradients of some micro-batches in `.grad`.
 
         Args:
             args: the batch, on the rank of the first stage.
@@ -107,7 +107,7 @@ class Schedule:
             the outputs of all micro-batches, on the rank of the last stage.
 
         Raises:
-            PipelineError: another rank has failed.
+            PipelineError: another rank has failed; in an earlier step, if this rank's part of that was over by then.
             ValueError: an argument cannot be cut, a stage passes another shape than before, or the loss has no target.
             RuntimeError: called under `torch.no_grad()`.
         """
@@ -181,6 +181,7 @@ class Schedule:
             if known is not error:
                 error.__traceback__ = None  # its frames hold channels, which close with their last reference
             self._hang_up()
+            drop_unreduced(self.stages)
             if known is error:
                 raise
             raise known from None
@@ -193,6 +194,11 @@ class Schedule:
             raise RuntimeError("step() computes gradients, which torch.no_grad() forbids: call eval()")
         if batch.trains and not batch.targets and any(stage.is_last for stage in self.stages):
             raise ValueError("step() has no target on the rank of the last stage, where loss_fn needs it: give one")
+
+    def close(self) -> None:
+        """Close the channels, ten file descriptors or more on each rank; on all ranks, after the last step."""
+        self.failures.failed = self.failures.failed or "close() has been called"
+        self._hang_up()
 
     def _hang_up(self) -> None:
         self.channels.close()

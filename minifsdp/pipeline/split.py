@@ -6,6 +6,7 @@ loads from it, on any number of stages.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -92,23 +93,52 @@ def _check_parameters(model: nn.Module, homes: Mapping[str, int], tied: bool) ->
             )
 
 
-def keep_transformers_stage(model: M, stages: Sequence[Sequence[str]], stage: int, **options: Any) -> M:
+def keep_transformers_stage(
+    model: M, stages: Sequence[Sequence[str]], stage: int, added: Collection[str] = (), tied: bool = False
+) -> M:
     """`keep_stage` for a decoder of the `transformers` library: a stage takes tokens or activations, returns a tensor.
 
     Position ids and masks are keyword arguments of every stage: each rank gives them to `step`.
 
     Args:
-        model: such as LlamaForCausalLM, or GPT2LMHeadModel with added=("transformer.wpe",).
-        stages, stage, options: see `keep_stage`.
+        model: such as LlamaForCausalLM, or GPT2LMHeadModel with "transformer.drop" in the first stage and
+            added=("transformer.wpe",).
+        stages, stage, added, tied: see `keep_stage`.
+
+    Raises:
+        ValueError: as `keep_stage`; or the model computes outside its layers, as Gemma 2 does with its logits.
     """
-    keep_stage(model, stages, stage, **options)
+    keep_stage(model, stages, stage, added, tied)
+    _check_is_stream(model, stages[stage], added)
     given = "inputs_embeds" if stage else "input_ids"
     whole: Callable[..., Any] = model.forward
 
     def forward(x: Tensor, **kwargs: Any) -> Tensor:
-        output = whole(**{given: x}, use_cache=False, **kwargs)
-        found: Tensor = output.logits if hasattr(output, "logits") else output.last_hidden_state
-        return found
+        return _tensor_in(whole(**{given: x}, use_cache=False, **kwargs))
 
     model.forward = forward
     return model
+
+
+def _check_is_stream(model: Any, layers: Sequence[str], added: Collection[str]) -> None:
+    """Run a copy of the model without any layers: what it does to activations then, it would do in every stage."""
+    without = {id(model.get_submodule(name)): Zero() if name in added else Passing() for name in layers}
+    bare: Any = copy.deepcopy(model, without).to_empty(device="cpu").train()
+    width = model.config.get_text_config().hidden_size
+    x = torch.linspace(-1, 1, 12 * width, dtype=model.dtype, device="cpu").view(2, 6, width)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            is_same = torch.equal(x, _tensor_in(bare(inputs_embeds=x, use_cache=False)))
+            problem = "" if is_same else "changes activations outside its layers"
+    except Exception as error:  # whatever a stranger's model raises
+        problem = f"does not pass activations from layer to layer ({type(error).__name__}: {error})"
+    if problem:
+        raise ValueError(
+            f"{type(model).__name__} {problem}, and would do so in every stage: put a dropout such as GPT-2's "
+            "transformer.drop into the first stage; make stages of another model by hand, as modules for PipelineStage"
+        )
+
+
+def _tensor_in(output: Any) -> Tensor:
+    found: Tensor = output.logits if hasattr(output, "logits") else output.last_hidden_state
+    return found

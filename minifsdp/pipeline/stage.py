@@ -95,9 +95,10 @@ class PipelineStage:
         Returns:
             the gradients of its inputs, where they need one.
         """
-        found = self._gradients_of_inputs(micro, gradients)
-        if self.dw_builder is not None:
-            self.dw_builder()()
+        if not self._splits and self.dw_builder is None:
+            return self._gradients_of_inputs(micro, gradients)
+        found = self.backward_input(micro, gradients)
+        self.backward_weight(micro)
         return found
 
     def backward_input(self, micro: int, gradients: Sequence[Tensor | None]) -> list[Tensor]:

@@ -33,7 +33,8 @@ def split_linears(module: nn.Module) -> None:
 
 
 def _forward(linear: nn.Linear, input: Tensor) -> Tensor:
-    y: Tensor = _Linear.apply(input, linear.weight, linear.bias)  # type: ignore[no-untyped-call]
+    leaves = linear.weight, linear.bias
+    y: Tensor = _Linear.apply(input, leaves, torch.empty(0, requires_grad=any(map(_is_trained, leaves))))  # type: ignore[no-untyped-call]
     return y
 
 
@@ -49,32 +50,39 @@ def splitting() -> Iterator[list[Later]]:
 
 
 class _Linear(torch.autograd.Function):
-    """A product that autocast may have taken in a lower dtype; gradients have the dtypes of what they belong to."""
+    """A product that autocast may have taken in a lower dtype; gradients have the dtypes of what they belong to.
+
+    To autograd the weight is no input: its hooks, such as an optimizer's, would run here without a gradient, and again
+    with it later. In its place `anchor` needs a gradient, so that backward comes here even if the input needs none.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = F.linear(x, weight, bias)
-        ctx.save_for_backward(x.to(y.dtype), weight)
-        ctx.leaves, ctx.x_dtype = (weight, bias), x.dtype  # a checkpoint gives back a copy of a saved weight
+    def forward(ctx: Any, x: Tensor, leaves: tuple[Tensor, Tensor | None], anchor: Tensor) -> Tensor:
+        y = F.linear(x, *leaves)
+        ctx.save_for_backward(x.to(y.dtype), leaves[0])
+        ctx.leaves, ctx.x_dtype = leaves, x.dtype  # a checkpoint gives back a copy of a saved weight
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        of_x, *of_leaves = ctx.needs_input_grad
-        x_gradient = (gradient @ weight.to(gradient.dtype)).to(ctx.x_dtype) if of_x else None
+        x_gradient = (gradient @ weight.to(gradient.dtype)).to(ctx.x_dtype) if ctx.needs_input_grad[0] else None
         rows, x_rows = (each.data.reshape(-1, each.shape[-1]) for each in (gradient, x))  # without the graph behind x
         computing: tuple[Callable[[], Tensor], ...] = (
             lambda: (rows.T @ x_rows).to(weight.dtype),
             lambda: rows.sum(0).to(weight.dtype),
         )
-        if _postponed is None:
-            pairs = zip(computing, of_leaves, strict=True)
-            return x_gradient, *(compute() if needed else None for compute, needed in pairs)
-        for leaf, compute, needed in zip(ctx.leaves, computing, of_leaves, strict=True):
-            if needed:
-                _postponed.append(partial(_accumulate, leaf, compute))
+        later = [partial(_accumulate, p, f) for p, f in zip(ctx.leaves, computing, strict=True) if _is_trained(p)]
+        if _postponed is None:  # the stage is used outside its schedule
+            for accumulate in later:
+                accumulate()
+        else:
+            _postponed.extend(later)
         return x_gradient, None, None
+
+
+def _is_trained(p: Tensor | None) -> bool:
+    return p is not None and p.requires_grad
 
 
 def _accumulate(p: Tensor, gradient: Callable[[], Tensor]) -> None:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from minifsdp.tensor_parallel.layouts import Layout, from_front, move
+from minifsdp.tensor_parallel.layouts import Layout, are_equal, from_front, move
 from minifsdp.tensor_parallel.parameters import Ranks, distribute, local_part, local_parts, placed
 
 Run: TypeAlias = Generator[tuple[Tensor, dict[str, Any]], Tensor, Tensor]
@@ -140,7 +140,7 @@ def arrived(x: Tensor, layout: Layout, wanted: Layout, ranks: Ranks, gradient: L
             raise TypeError(f"the first input of a parallel layer is a {type(x).__name__}: pass a tensor")
         return move(x, layout, wanted, ranks.group, gradient, label=ranks.label)
     found, wanted = ranks.layout_of(x), from_front(wanted, x.ndim)
-    if found == wanted:
+    if are_equal(found, wanted):
         return local_part(x, gradient)
     size = x.shape[found.dim] if found.is_shard() else None
     return move(local_part(x), found, wanted, ranks.group, gradient, size, ranks.label)
@@ -165,7 +165,12 @@ def left(
     if not local:
         return placed(y, source, target, ranks, shape)
     source, target = from_front(source, y.ndim), from_front(target, y.ndim)
-    if target.is_shard() and target != source and target.dim < y.ndim - 1 and shape[target.dim] % ranks.group.size():
+    if (
+        target.is_shard()
+        and not are_equal(target, source)
+        and target.dim < y.ndim - 1
+        and shape[target.dim] % ranks.group.size()
+    ):
         raise ValueError(
             f"dimension {target.dim} of {list(shape)} has no equal parts on {ranks.group.size()} ranks: pad it, or set "
             "use_local_output=False"

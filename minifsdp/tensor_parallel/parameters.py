@@ -20,7 +20,16 @@ from torch.utils.weak import WeakIdKeyDictionary
 from minifsdp import comm, private
 from minifsdp.comm import Group, Label
 from minifsdp.process_groups import mesh_group
-from minifsdp.tensor_parallel.layouts import Layout, from_front, layout_of, move, of_gradient, part_of, relaid
+from minifsdp.tensor_parallel.layouts import (
+    Layout,
+    are_equal,
+    from_front,
+    layout_of,
+    move,
+    of_gradient,
+    part_of,
+    relaid,
+)
 
 _cut: Any = WeakIdKeyDictionary()  # DTensors by the parameters that they replace, so that tied ones stay tied
 names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
@@ -118,7 +127,7 @@ def _spec(t: Any, layout: Layout | None) -> Any:
     """The spec of the gradient of a DTensor."""
     spec = private.spec_of(t)
     layout = of_gradient(spec.placements[0]) if layout is None else layout
-    return spec if layout == spec.placements[0] else private.spec(spec.mesh, layout, spec.shape, t.dtype)
+    return spec if are_equal(layout, spec.placements[0]) else private.spec(spec.mesh, layout, spec.shape, t.dtype)
 
 
 class _LocalParts(torch.autograd.Function):

@@ -15,7 +15,7 @@ import pytest
 
 import minifsdp
 from minifsdp.course import cli
-from minifsdp.course.workshop import catalogue, copies, progress, saved
+from minifsdp.course.workshop import catalogue, copies, progress, saved, scores
 from minifsdp.course.workshop.catalogue import EXERCISE, Notebook, cells_with, labs_folder, read_notebook, source_of
 from minifsdp.course.workshop.notebook import FAILED
 from minifsdp.course.workshop.process import Verdict
@@ -161,6 +161,32 @@ def test_help_has_an_example(lab: Run, name: str) -> None:
     code, said = lab(name, "--help")
     assert code == 0
     assert f"Example: minifsdp lab {name}" in said
+
+
+# Scores
+
+
+@pytest.mark.parametrize(("words", "labs"), [((), "lab 08 and lab 14"), (("8",), "lab 08"), (("14",), "lab 14")])
+def test_score_names_the_open_tasks_that_are_left(lab: Run, words: tuple[str, ...], labs: str) -> None:
+    assert lab("score", *words) == (0, f"no schedule has been tried in this folder yet: see the end of {labs}")
+
+
+def test_score_shows_the_table_of_a_lab_or_of_all(lab: Run) -> None:
+    scores.keep(scores.SCHEDULE, "mine", 0.0635, 9 * 2**30, None)
+    scores.keep(scores.PIPELINE, "ours", 0.47, 6, None)
+    eight, fourteen, both = (lab("score", *words)[1] for words in (("08",), ("14", "."), ()))
+    assert "mine" in eight
+    assert "63.5" in eight
+    assert "ours" not in eight
+    assert "ours" in fourteen
+    assert "mine" not in fourteen
+    assert {"mine", "ours"} <= set(both.split())
+
+
+def test_score_refuses_a_lab_without_an_open_task(lab: Run) -> None:
+    code, error = lab("score", "4")
+    assert code == 2
+    assert "lab 04 has no open task: name 08 or 14, or no lab for all tables" in error
 
 
 # Checks

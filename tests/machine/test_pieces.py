@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from minifsdp.course.machine.hardware import GB, Hardware
-from minifsdp.course.machine.pieces import NETWORK, NVLINK, Product, products_of_block
+from minifsdp.course.machine.pieces import NETWORK, NVLINK, Product, products_of_block, spans_of_block
+from minifsdp.course.watch.timeline import overlap
 
 # 1e12 operations and 1e12 bytes a second, all of them reached; a link of 1 GB/s without latency.
 PLAIN = Hardware("plain", {2: 1e12}, 1e12, 2**40, 0.0, 1 * GB, efficiency=1.0)
@@ -31,6 +33,20 @@ def test_pieces_are_never_faster_than_the_slower_part(hardware: Hardware, ranks:
         pieces = product.in_pieces(hardware)
         assert pieces >= max(product.compute(hardware), product.message(hardware)) * (1 - 1e-6)
         assert pieces <= product.one_after_the_other(hardware) + max(ranks - 2, 0) * hardware.latency + 1e-12
+
+
+@pytest.mark.parametrize("hardware", [NVLINK, NETWORK], ids=lambda each: each.name)
+@pytest.mark.parametrize("pieces", [False, True])
+def test_a_timeline_takes_as_long_and_overlaps_in_pieces(hardware: Hardware, pieces: bool) -> None:
+    spans = spans_of_block(8192, 8192, 4, hardware, pieces=pieces)
+    products = products_of_block(8192, 8192, 4).values()
+    lengths = [each.in_pieces(hardware) if pieces else each.one_after_the_other(hardware) for each in products]
+    assert max(span.end for span in spans) == pytest.approx(sum(lengths))
+    assert len(spans) == 4 * (4 + 3 if pieces else 2)
+    assert bool(overlap(spans)) == pieces
+    for lane in ("compute", "communication"):
+        mine = sorted((span for span in spans if span.lane == lane), key=lambda span: span.start)
+        assert all(a.end <= b.start + 1e-12 for a, b in pairwise(mine))
 
 
 def test_a_message_for_each_product_costs_its_latency() -> None:

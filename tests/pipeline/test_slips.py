@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ import torch.distributed as dist
 from in_stages import InStages
 from on_ranks import Checks
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import mse_loss
 
 from minifsdp import pipeline
+from minifsdp.ddp import DistributedDataParallel
+from minifsdp.fsdp2 import fully_shard
 from minifsdp.pipeline import PipelineStage, TensorChunkSpec
 from minifsdp.pipeline.actions import Action
 
@@ -155,6 +159,109 @@ def a_split_backward_of_a_stranger_layer(kind: str) -> None:
     step(schedule([stage] if kind not in kinds else stage, MICROS, loss_fn), x, target)
     for p, q in zip(stage.submod.parameters(), reference[dist.get_rank()].parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
+
+
+@check(ranks=2)
+def a_weights_hooks_run_once_for_each_micro_batch() -> None:
+    """An optimizer in such a hook would step twice, the first time with the gradient of an earlier micro-batch."""
+    linear, given, ready = nn.Linear(WIDTH, WIDTH), [], []
+    linear.weight.register_hook(lambda gradient: given.append(gradient is not None))
+    linear.weight.register_post_accumulate_grad_hook(lambda p: ready.append(p.grad is not None))
+    stage = PipelineStage(linear, dist.get_rank(), 2, "cpu")
+    step(pipeline.ScheduleInterleavedZeroBubble([stage], MICROS, mse_loss), *rows())
+    assert given == ready == [True] * MICROS
+
+
+class Fails(nn.Linear):
+    """Raises in the backward of one micro-batch."""
+
+    at: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, self.calls = super().forward(x), getattr(self, "calls", 0) + 1
+        if self.calls == self.at:
+            y.register_hook(self.fail)
+        return y
+
+    def fail(self, gradient: Tensor) -> None:
+        raise RuntimeError(self.says)
+
+    says = "the stage's own server: connection reset by peer"
+
+
+@check(ranks=4, at=(2, MICROS))
+def a_step_after_a_failed_one_has_its_own_gradients_alone(at: int) -> None:
+    """With FSDP2 gradients wait in its units for their reduction; and no connection of the pipeline was reset."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    group, rank = mesh.get_group("pp"), mesh.get_local_rank("pp")
+    torch.manual_seed(1)
+    models = [Fails(WIDTH, WIDTH) for _ in range(2)]
+    reference = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(2)))
+    for a, b in zip(models, reference, strict=True):
+        b.load_state_dict(a.state_dict())
+    models[0].at = at
+    model = fully_shard(models[rank], mesh=mesh["dp"])
+    stage = PipelineStage(model, rank, 2, "cpu", group=group)
+    x, target = rows()
+    given, wanted = ([x] if rank == 0 else []), (target if rank == 1 else None)
+    error = RuntimeError if rank == 0 else pipeline.PipelineError
+    schedule = pipeline.Schedule1F1B(stage, MICROS, mse_loss)
+
+    def train() -> None:
+        for _ in range(2):  # rank 1's part of the first may have been over when rank 0 fails
+            schedule.step(*given, target=wanted)
+
+    with pytest.raises(error, match="connection reset by peer"):
+        train()
+    model.zero_grad()
+    schedule = pipeline.Schedule1F1B(stage, MICROS, mse_loss)
+    schedule.step(*given, target=wanted)
+    mse_loss(reference(x), target).backward()
+    assert_equal_gradients(model, reference[rank])
+    schedule.close()
+    with pytest.raises(pipeline.PipelineError, match=r"make another schedule: close\(\) has been called"):
+        schedule.step(*given, target=wanted)
+
+
+@check(ranks=4, wrap=("ddp", "fsdp2"))
+def reduction_stays_off_where_the_user_has_switched_it_off(wrap: str) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    group, rank, replica = mesh.get_group("pp"), mesh.get_local_rank("pp"), mesh.get_local_rank("dp")
+    torch.manual_seed(1)
+    reference = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(2)))
+    model: Any = copy.deepcopy(reference[rank])
+    model = (
+        fully_shard(model, mesh=mesh["dp"])
+        if wrap == "fsdp2"
+        else DistributedDataParallel(model, process_group=mesh["dp"].get_group())
+    )
+    schedule = pipeline.Schedule1F1B(PipelineStage(model, rank, 2, "cpu", group=group), MICROS, mse_loss)
+    batches = [torch.randn(2, 8, WIDTH) for _ in range(4)]  # two steps, two replicas
+
+    def run(index: int) -> None:
+        x, target = batches[2 * index + replica]
+        schedule.step(*([x] if rank == 0 else []), target=target if rank == 1 else None)
+
+    if wrap == "ddp":
+        with model.no_sync():
+            run(0)
+        mse_loss(reference(batches[replica][0]), batches[replica][1]).backward()
+        assert_equal_gradients(model, reference[rank])
+        reference.zero_grad()
+    else:
+        model.set_requires_gradient_sync(False)
+        run(0)
+        assert all(p.grad is None for p in model.parameters())
+        model.set_requires_gradient_sync(True)
+    run(1)
+    for x, target in batches:
+        (mse_loss(reference(x), target) / 2).backward()
+    assert_equal_gradients(model, reference[rank])
+
+
+def assert_equal_gradients(model: nn.Module, reference: nn.Module) -> None:
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad, q.grad)
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

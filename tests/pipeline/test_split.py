@@ -14,7 +14,16 @@ from transformers_models import MODELS
 
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.watch.ledger import Ledger
-from minifsdp.pipeline import balance, divide, keep_stage, materialize, parameters_of, parameters_on_meta, seconds_of
+from minifsdp.pipeline import (
+    balance,
+    divide,
+    keep_stage,
+    keep_transformers_stage,
+    materialize,
+    parameters_of,
+    parameters_on_meta,
+    seconds_of,
+)
 from minifsdp.pipeline.gpt import split_gpt
 
 
@@ -177,3 +186,68 @@ def test_tied_parameters_of_a_stage_stay_one() -> None:
         model[1].weight = model[0].weight
     materialize(model, "cpu", lambda module: module.reset_parameters())
     assert model[1].weight is model[0].weight
+
+
+def stage_1_of(kind: str, dropouts: tuple[str, ...] = (), **config: Any) -> nn.Module:
+    """The second of two stages; all layers by name, with a dropout in the first stage if there is one."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 24}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=50, **sizes, **config))
+    body = model.base_model
+    [layers] = [name for name, child in body.named_children() if isinstance(child, nn.ModuleList)]
+    names = [
+        name for name, child in body.named_children() if name != layers and next(child.parameters(), None) is not None
+    ]
+    last, first = names[-1], names[:-1]
+    prefix = model.base_model_prefix
+    stages = [
+        [f"{prefix}.{name}" for name in (*first, f"{layers}.0")],
+        [f"{prefix}.{layers}.1", f"{prefix}.{last}", "lm_head"],
+    ]
+    stages[0] += dropouts
+    added = [name for name in stages[0] if name.endswith("wpe")]
+    return keep_transformers_stage(model, stages, 1, added=added, tied=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "words"),
+    [
+        ("gpt2", {}, "changes activations outside its layers"),  # its dropout
+        ("gemma2", {"head_dim": 8}, "changes activations outside its layers"),  # tanh of its logits
+        ("granite", {"embedding_multiplier": 2.0}, "changes activations outside its layers"),
+        ("cohere", {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}, "changes activations outside its layers"),
+        ("gptj", {"rotary_dim": 4}, "does not pass activations from layer to layer"),  # from tuple to tuple
+    ],
+)
+def test_a_model_that_computes_outside_its_layers_is_refused(kind: str, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        stage_1_of(kind, **config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("gpt2", {"dropouts": ("transformer.drop",)}),
+        ("granite", {}),
+        ("qwen3", {"head_dim": 8, "num_key_value_heads": 2}),
+    ],
+)
+def test_a_stream_of_layers_is_taken_as_it_is(kind: str, config: dict[str, Any]) -> None:
+    model = stage_1_of(kind, **config).eval()
+    assert model(torch.randn(2, 3, 16)).shape == (2, 3, 50)
+
+
+def test_the_look_at_a_model_draws_no_random_numbers() -> None:
+    """A dropout does, and the user's seed would give another training."""
+    from transformers.models.gpt2 import modeling_gpt2 as m
+
+    model = m.GPT2LMHeadModel(m.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50))
+    before = torch.get_rng_state()
+    stages = [
+        ["transformer.wte", "transformer.wpe", "transformer.h.0"],
+        ["transformer.h.1", "transformer.ln_f", "lm_head"],
+    ]
+    with pytest.raises(ValueError, match="changes activations"):
+        keep_transformers_stage(model, stages, 1, added=("transformer.wpe",), tied=True)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -137,10 +137,32 @@ def a_description_has_the_parts_bytes() -> None:
     assert predicted.unsharded_peak == unsharded
 
 
-@check()
-def a_model_without_units_is_not_described() -> None:
-    with pytest.raises(ValueError, match=r"GPT is cut by tensor parallelism alone.*: apply fully_shard"):
-        describe(cut())
+@check(ranks=(2, 4), options={"tp": {}, "sequence": {"sequence": True}})
+def a_description_of_layers_has_the_parts_bytes(options: dict[str, bool]) -> None:
+    with Ledger() as ledger:
+        model = cut(**options)
+        model.blocks[0].up.weight.requires_grad_(False)
+        described = describe(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        ledger.watch(model, optimizer)
+        for _ in range(2):
+            ledger.reset_peaks()
+            model(TOKENS, TOKENS).backward()
+            sum_gradients(model.parameters())
+            optimizer.step()
+            held = ledger.live()
+            optimizer.zero_grad()
+    predicted, ranks = described.predicted, dist.get_world_size()
+    assert described.ranks == ranks
+    for tag in ("parameters", "gradients", "optimizer"):
+        assert getattr(predicted, tag) == held[tag], tag
+    rows = {row.name: row for row in described.rows}
+    up, norm = rows["blocks.0.up (Linear)"], rows["blocks.0.norm1 (LayerNorm)"]
+    assert up.whole > up.rank >= up.whole // ranks
+    assert norm.rank == norm.whole
+    assert up.frozen == 24 * 96
+    assert up.strategy == "weight Shard(0), bias Shard(0)"
+    assert "blocks.0.down (Linear)" in str(described)
 
 
 @check(options=OPTIONS)

@@ -360,6 +360,12 @@ class TestQuantities:
         assert words(picture.figure) == ["ring", "naive", "the paper", "model"]
         assert "  measured: ring (x [1 2 4]; y [0 1 1.5]); naive (x [1 2 4]; y [0 2 6])" in repr(picture)
 
+    def test_expected_points_of_several_other_names_have_a_marker_each(self) -> None:
+        expected = {name: ([1, 2], [n, n + 1]) for n, name in enumerate(("p = 2", "p = 4", "p = 8"))}
+        figure = graph({"ring": ([1, 2], [1, 3])}, expected=expected).figure
+        assert [line.get_marker() for line in figure.axes[0].lines] == ["o", "D", "s", "^"]
+        assert words(figure) == ["ring", *expected]
+
     def test_dashes_join_what_reaches_beyond_the_measured_and_levels(self) -> None:
         expected = {"rows": ([1, 2, 64], [1, 2, 64]), "budget": ([1, 4], [8, 8])}
         lines = graph({"rows": ([1, 2, 4], [1, 2, 4])}, expected=expected).figure.axes[0].lines

@@ -186,19 +186,26 @@ def show_progress(folder: Folder = HERE) -> None:
 
 
 @app.command()
-def score(folder: Folder = HERE) -> None:
+def score(
+    lab: Annotated[
+        str, typer.Argument(metavar="[NN]", help="Show only the schedules of this lab.", autocompletion=_labs)
+    ] = "",
+    folder: Folder = HERE,
+) -> None:
     """Show your schedules for the open tasks of labs 08 and 14, the fastest first.
 
-    Example: minifsdp lab score
+    Example: minifsdp lab score 14
     """
     from minifsdp.course.workshop import scores
 
     with _refusing():
+        boards = scores.boards_of(catalogue.as_named(lab)) if lab else scores.BOARDS
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder: name the folder with your notebooks")
-        tables = [table for board in scores.BOARDS if (table := scores.table(folder, board)) is not None]
+        tables = [table for board in boards if (table := scores.table(folder, board)) is not None]
     if not tables:
-        print("no schedule has been tried in this folder yet: the tasks are at the end of labs 08 and 14")
+        ends = " and ".join(f"lab {board.lab}" for board in boards)
+        print(f"no schedule has been tried in this folder yet: see the end of {ends}")
     for table in tables:
         new_console().print(table)
 

@@ -1,4 +1,4 @@
-"""A paper GPU: host, streams, link and caching allocator in virtual time, and the recorded programs it runs.
+"""A simulated GPU: host, streams, link and caching allocator in virtual time, and the recorded programs it runs.
 
     program = record_steps(build, batch)              # watch real training steps, on CPU
     run = replay(program, A100)                       # the same program, as if its host ran ahead of a GPU

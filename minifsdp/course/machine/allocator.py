@@ -1,4 +1,4 @@
-"""A paper GPU's caching allocator, following torch's rules (c10/cuda/CUDACachingAllocator.cpp).
+"""A simulated GPU's caching allocator, following torch's rules (c10/cuda/CUDACachingAllocator.cpp).
 
 Slow driver calls get memory from the device in segments, which are cached: a freed block returns to the pool of its
 stream and may serve that stream's next request at once, even with kernels still queued, since a stream runs them in

@@ -1,4 +1,4 @@
-"""Costs of a device, its link and its driver: the numbers behind the paper GPU.
+"""Costs of a device, its link and its driver: the numbers behind the simulated GPU.
 
 Peaks, memory bandwidth and capacity are from the data sheets of the SXM modules, without sparsity (H200:
 nvidia.com/en-us/data-center/h200, whose table is with sparsity). The rest is chosen within published measurements:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from minifsdp.course.machine.hardware import GB, H100, Hardware
 from minifsdp.course.machine.program import COMPUTE, Kernel
+from minifsdp.course.watch.timeline import Span
 
 NVLINK = replace(H100, name="H100, NVLink", bandwidth=450 * GB, latency=10e-6)  # 900 GB/s in both directions
 NETWORK = replace(H100, name="H100, 400 Gb/s each", bandwidth=50 * GB, latency=20e-6)
@@ -68,6 +69,23 @@ class Product:
         compute, message = self.compute(hardware, self.ranks), self.message(hardware, others)
         return compute + others * max(compute, message)
 
+    def spans(self, name: str, hardware: Hardware, *, pieces: bool, reduces: bool) -> list[Span]:
+        """When products and messages begin, and how long they take; the message comes last if the layer reduces."""
+        parts, others = (self.ranks, self.ranks - 1) if pieces else (1, 1)
+        compute, message = self.compute(hardware, parts), self.message(hardware, others)
+        turn = max(compute, message)  # of a product and a message at the same time
+        if not pieces:
+            products, messages = ([0.0], [compute]) if reduces else ([message], [0.0])
+        elif reduces:
+            messages = [compute + n * turn for n in range(others)]
+            products = [0.0, *messages]
+        else:
+            messages = [n * turn for n in range(others)]
+            products = [*messages, others * turn]
+        op = "reduce_scatter" if reduces else "all_gather"
+        spans = [Span("communication", f"{op} {name}", at, message) for at in messages]
+        return [*spans, *(Span("compute", name, at, compute) for at in products)]
+
 
 def products_of_block(width: int, tokens: int, ranks: int) -> dict[str, Product]:
     """The four products of a transformer block's forward: qkv and up gather their input, out and down reduce."""
@@ -75,3 +93,13 @@ def products_of_block(width: int, tokens: int, ranks: int) -> dict[str, Product]
         name: Product(tokens, into * width, out * width, width, ranks)
         for name, into, out in (("qkv", 1, 3), ("out", 1, 1), ("up", 1, 4), ("down", 4, 1))
     }
+
+
+def spans_of_block(width: int, tokens: int, ranks: int, hardware: Hardware, *, pieces: bool) -> list[Span]:
+    """A timeline of a transformer block's forward on one rank."""
+    spans: list[Span] = []
+    for name, product in products_of_block(width, tokens, ranks).items():
+        begin = max((span.end for span in spans), default=0.0)
+        found = product.spans(name, hardware, pieces=pieces, reduces=name in ("out", "down"))
+        spans += [span._replace(start=begin + span.start) for span in found]
+    return spans

@@ -1,4 +1,4 @@
-"""The program that the paper GPU runs: a host's commands to its device, in order of issue.
+"""The program that the simulated GPU runs: a host's commands to its device, in order of issue.
 
 Streams, buffers and events are numbers; stream 0 is the compute stream. A buffer is memory from one allocation to its
 free: a tensor that is freed and allocated again has two.

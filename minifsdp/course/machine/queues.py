@@ -1,4 +1,4 @@
-"""Host, streams, events and link of the paper GPU, in virtual time.
+"""Host, streams, events and link of the simulated GPU, in virtual time.
 
 A stream runs its queued work in order. The host queues work and continues; it waits only where the program says so.
 The end of a piece of work is therefore known as soon as it is queued:
@@ -41,7 +41,7 @@ class Moment:
 
 
 class Queues:
-    """The paper GPU's streams and host.
+    """The simulated GPU's streams and host.
 
     Attributes:
         host: the host's current time in seconds.

@@ -1,4 +1,4 @@
-"""Run a recorded program on a paper GPU. The results are modelled, not measured."""
+"""Run a recorded program on a simulated GPU. The results are modelled, not measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An open task: the schedule with the fastest step on a paper GPU, in a given memory.
+"""An open task: the schedule with the fastest step on a simulated GPU, in a given memory.
 
     result = try_schedule(MySchedule)
     result.problem or f"{1e3 * result.seconds:.1f} ms, {result.reserved / 2**30:.2f} GiB"

@@ -4,7 +4,7 @@
     results["overlap"].median, results["overlap"].predicted, results["overlap"].error
 
 The ranks train on the emulated link, where the host computes, and a model of exactly that machine predicts their step
-time. If the prediction holds, the same program on a paper GPU differs only in the hardware's numbers and in a host
+time. If the prediction holds, the same program on a simulated GPU differs only in the hardware's numbers and in a host
 that runs ahead, which cannot be measured here.
 
 The model's inputs are the program, the link's latency and bandwidth, and the compute seconds of a step: the median of

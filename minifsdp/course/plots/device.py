@@ -1,4 +1,4 @@
-"""Memory of a paper GPU: its allocator over a step, and the blocks in its segments."""
+"""Memory of a simulated GPU: its allocator over a step, and the blocks in its segments."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _ROW = 78  # characters per line of a timeline row's title
 _FEW = 16  # up to this number, points are shown one by one
+_MARKERS = "Ds^v"  # of expected points: a diamond, and one for each further name that no series has
 _TICKS = MaxNLocator(9, steps=[1, 2, 4, 5, 8, 10])
 
 Points = tuple[Sequence[float], Sequence[float]]
@@ -41,11 +42,11 @@ def timeline(
 ) -> Picture:
     """Plot a timeline, with a row of lanes for each name, all on one time axis.
 
-    A paper GPU's bars show the last part of their unit's name if there is room. A `Run` whose host runs ahead also
+    A simulated GPU's bars show the last part of their unit's name if there is room. A `Run` whose host runs ahead also
     has a host lane with its phases and waits; the vertical lines then mark the device's phases.
 
     Args:
-        rungs: by name, the spans from `timeline.read_trace` or a paper GPU's `Run.last_step()`; or a `Run`.
+        rungs: by name, the spans from `timeline.read_trace` or a simulated GPU's `Run.last_step()`; or a `Run`.
         title: the finding.
         says: one sentence on how to read it.
         lab: the lab, for the subtitle's count of the learner's answers.
@@ -87,7 +88,8 @@ def lines(
     """Plot measured points over a quantity, joined by lines, and expected points as diamonds.
 
     Dashes join expected points only outside the measured range, or if there are too many for diamonds. Expected points
-    of equal height that share no name with a series are drawn as a level, a dashed line.
+    of equal height that share no name with a series are drawn as a level, a dashed line. Several names that no series
+    has get a marker each.
 
     Args:
         series: xs and ys, by name.
@@ -115,12 +117,14 @@ def lines(
             ys = [y if y > 0 or not logy else nan for y in ys]  # a logarithmic line is interrupted at a zero
             axes.plot(xs, ys, color=colours[name], label=name, clip_on=False, drawstyle=drawn, **dots)
         unnamed = [name for name in expected if name in series]  # these share one legend entry
+        apart = [name for name in expected if name not in series]
         measured = {x for xs, _ in series.values() for x in xs}
         for name, (xs, ys) in expected.items():
             level = name not in series and len(set(ys)) == 1
             beyond = min(xs) < min(measured) or max(xs) > max(measured)
             dashes: Any = (0, (4, 3)) if level or beyond or len(xs) > _FEW else ""
-            hollow: Any = {"marker": "" if level or len(xs) > _FEW else "D", "markersize": 7.5, "fillstyle": "none"}
+            shape = _MARKERS[apart.index(name) % len(_MARKERS)] if name in apart else _MARKERS[0]
+            hollow: Any = {"marker": "" if level or len(xs) > _FEW else shape, "markersize": 7.5, "fillstyle": "none"}
             line: Any = {"color": colours.get(name, "black"), "linewidth": 0.9, "linestyle": dashes}
             label = name if name not in series else source if name == unnamed[0] else ""
             axes.plot(xs, ys, label=label, clip_on=False, markeredgecolor="black", **line, **hollow)

@@ -1,4 +1,4 @@
-"""A paper GPU's run as the spans of a timeline: device work, phases, and the host's phases."""
+"""A simulated GPU's run as the spans of a timeline: device work, phases, and the host's phases."""
 
 from __future__ import annotations
 

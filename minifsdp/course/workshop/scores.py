@@ -21,27 +21,27 @@ class Board(NamedTuple):
     """A task, and what its table shows besides the seconds of a step.
 
     Attributes:
+        lab: its number.
         task: the name of its records.
-        title: the table's.
         key: of the other number in a record.
         heading: that number's.
         show: writes it.
     """
 
+    lab: str
     task: str
-    title: str
     key: str
     heading: str
     show: Callable[[float], str]
 
 
-SCHEDULE = Board("schedule", "Lab 08", "reserved", "GiB reserved", lambda nbytes: f"{nbytes / GIB:.2f}")
-PIPELINE = Board("pipeline", "Lab 14", "held", "micro-batches held", lambda held: f"{held:.0f}")
+SCHEDULE = Board("08", "schedule", "reserved", "GiB reserved", lambda nbytes: f"{nbytes / GIB:.2f}")
+PIPELINE = Board("14", "pipeline", "held", "micro-batches held", lambda held: f"{held:.0f}")
 BOARDS = (SCHEDULE, PIPELINE)
 
 
 def enter(name: str, schedule: Any) -> Any:
-    """Try a schedule on lab 08's paper GPU, keep its result, and draw its last step next to torch's defaults.
+    """Try a schedule on lab 08's simulated GPU, keep its result, and draw its last step next to torch's defaults.
 
     Args:
         name: the schedule's in the table; its best result is shown.
@@ -74,7 +74,7 @@ def enter(name: str, schedule: Any) -> Any:
         title=f"{name}: {verdict}" + ("" if result.problem else f", {compared} torch's defaults"),
         says=f"The last step of {SHAPE.name} on {SHAPE.ranks} GPUs, of which the allocator may reserve "
         f"{LIMIT / GIB:.0f} GiB each. Bars are numbered by block, in the encoder and again in the decoder. "
-        "`minifsdp lab score` shows your table.",
+        "`minifsdp lab score 08` shows your table.",
         lab="08",
         model=SHAPE.device.name,
     )
@@ -123,13 +123,26 @@ def enter_order(name: str, order: Any) -> Any:
         },
         title=f"{name}: {result.problem or f'{_ms(result.length):.0f} ms, {compared} {best}'}; "
         f"{1e3 * length_of(rows):.0f} ms by the clock",
-        says="A unit of time is 10 ms; F and I take two, W takes one. `minifsdp lab score` shows your table.",
+        says="A unit of time is 10 ms; F and I take two, W takes one. `minifsdp lab score 14` shows your table.",
         lab="14",
     )
 
 
 def _ms(units: float) -> float:
     return 1e3 * UNIT * units
+
+
+def boards_of(lab: str) -> list[Board]:
+    """The boards of a lab's open tasks.
+
+    Raises:
+        ValueError: it has none.
+    """
+    found = [board for board in BOARDS if board.lab == lab]
+    if not found:
+        labs = " or ".join(board.lab for board in BOARDS)
+        raise ValueError(f"lab {lab} has no open task: name {labs}, or no lab for all tables")
+    return found
 
 
 def keep(board: Board, name: str, seconds: float, other: float, problem: str | None) -> None:
@@ -149,7 +162,7 @@ def table(folder: Path, board: Board = SCHEDULE) -> Table | None:
     if not best:
         return None
     columns = ("", "schedule", "ms a step", board.heading, "tries", "")
-    found = Table(*columns, box=box.SIMPLE_HEAD, title=board.title, title_justify="left")
+    found = Table(*columns, box=box.SIMPLE_HEAD, title=f"Lab {board.lab}", title_justify="left")
     for place, entry in enumerate(sorted(best.values(), key=_order), 1):
         tries = sum(each["name"] == entry["name"] for each in entries)
         rank = "" if entry["problem"] else str(place)

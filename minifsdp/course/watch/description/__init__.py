@@ -1,4 +1,4 @@
-"""Describe a sharded model: a table of its units, the predicted bytes of a step, and warnings.
+"""Describe a sharded model: a table of its units or layers, the predicted bytes of a step, and warnings.
 
 Three common disappointments with FSDP come from the units: one unit that holds everything, frozen parameters flattened
 with trained ones, and padding. All are known before the first step.
@@ -15,6 +15,7 @@ from minifsdp.course.ladder.closed_form import ADAM, OptimizerState
 from minifsdp.course.watch.description.flat import describe_flat
 from minifsdp.course.watch.description.per_parameter import describe_per_parameter
 from minifsdp.course.watch.description.report import Description, Prediction, UnitRow
+from minifsdp.course.watch.description.tensor_parallel import describe_layers
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp2 import FSDPModule
@@ -27,7 +28,7 @@ def describe(model: nn.Module, optimizer: OptimizerState = ADAM) -> Description:
 
     Args:
         model: wrapped in FullyShardedDataParallel, or sharded by `fully_shard`; it need not have run. Of
-            tensor-parallel layers inside: this rank's parts, without the buffers of their own collectives.
+            tensor-parallel layers, inside or alone: this rank's parts, without the buffers of their own collectives.
         optimizer: bytes of state per element (of a float32 parameter) and per parameter.
 
     Raises:
@@ -43,8 +44,5 @@ def describe(model: nn.Module, optimizer: OptimizerState = ADAM) -> Description:
     if inside:
         raise ValueError(f"{name} is not sharded itself: describe its {inside[0]}, or shard the whole model as well")
     if isinstance(model, nn.Module) and any(isinstance(p, DTensor) for p in model.parameters()):
-        raise ValueError(
-            f"{name} is cut by tensor parallelism alone, and so has no units to describe: apply fully_shard over the "
-            "data-parallel ranks first, or see course/ladder/tensor.py for its bytes"
-        )
+        return describe_layers(model, optimizer)
     raise ValueError(f"{name} is not sharded: wrap it in FullyShardedDataParallel, or apply fully_shard, first")

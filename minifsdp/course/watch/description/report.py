@@ -79,12 +79,14 @@ class Description:
         predicted: bytes of a step, if the units are used in the order of `rows`.
         warnings: likely mistakes, one line each.
         ranks: number of ranks that share a unit.
+        kind: what a row is.
     """
 
     rows: list[UnitRow]
     predicted: Prediction
     warnings: list[str]
     ranks: int
+    kind: str = "unit"
 
     def __rich__(self) -> RenderableType:
         return units_table(self)
@@ -127,7 +129,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 def units_table(description: Description) -> Group:
     """A table with a row per unit, the bytes of a step, and warnings."""
     unit, size = _fitting(description.predicted.peak)
-    table = plain_table(f"Units of a model on {description.ranks} ranks", f"sizes in {unit}", first="unit")
+    table = plain_table(
+        f"{description.kind.capitalize()}s of a model on {description.ranks} ranks",
+        f"sizes in {unit}",
+        first=description.kind,
+    )
     for heading in ("para-\nmeters", "elements", "whole", "on a\nrank", "padding", "frozen"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("kept, computed\nand reduced as")
