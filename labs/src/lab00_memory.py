@@ -787,7 +787,8 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 # <details><summary>Answer</summary>
 #
 # The model state takes 16 × 1.5 = 24 GB. For 1,024 tokens per sequence and a batch of 32, the ZeRO paper adds about 60
-# GB of activations. Temporaries, communication buffers and fragmentation need further memory. </details>
+# GB of activations. Temporaries, communication buffers and fragmentation need further memory.
+# </details>
 #
 # **2. The first step of a job succeeds, and the second runs out of memory. What changed in between?**
 #
@@ -803,14 +804,16 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 # <details><summary>Answer</summary>
 #
 # Parameters, gradients and optimizer state are all in float32: again, 4 + 4 + 8 = 16 bytes per element. The bfloat16
-# casts, which are cached while autocast is on, need additional memory. </details>
+# casts, which are cached while autocast is on, need additional memory.
+# </details>
 #
 # **4. How much does stage 1 of ZeRO save if the optimizer is SGD without momentum?**
 #
 # <details><summary>Answer</summary>
 #
 # In float32, it saves nothing: K is 0, so there is no state to shard. In mixed precision, K is 4 because of the float32
-# copy, and stage 1 shards this copy. </details>
+# copy, and stage 1 shards this copy.
+# </details>
 #
 # **5. Half of a model's parameters are frozen (`requires_grad=False`). Which terms shrink?**
 #
@@ -819,7 +822,8 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 # The gradients and optimizer state of that half disappear: the backward pass computes no gradients for frozen
 # parameters, and the optimizer keeps no state for a parameter without a gradient. The frozen parameters themselves stay
 # in memory. Activations shrink less: a frozen linear layer no longer saves its input, but gradients still pass through
-# it to earlier trainable layers. </details>
+# it to earlier trainable layers.
+# </details>
 #
 # ## Further reading
 #

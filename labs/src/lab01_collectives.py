@@ -1099,7 +1099,8 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 #
 # One GPU sends 2 x 7/8 = 1.75 GiB in 14 messages over 8 GPUs, and 2 x 63/64 = 1.97 GiB in 126 messages over 64 GPUs.
 # The number of bytes hardly grows. The number of messages grows with N, and so does the fraction of time spent on
-# latency, because each message is smaller: 16 MiB instead of 128 MiB. </details>
+# latency, because each message is smaller: 16 MiB instead of 128 MiB.
+# </details>
 #
 # **2. When is the tree better than the ring?**
 #
@@ -1107,7 +1108,8 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 #
 # The tree is better when n is small. A reduce and a broadcast as trees take 2 log2 N (α + n / β), and the ring takes 2
 # (N - 1) (α + n / (N β)). For n → 0, these times become 2 log2 N and 2 (N - 1) latencies. NCCL chooses by size. Its
-# trees process chunks of the tensor in a pipeline, so they lose little bandwidth on large tensors. </details>
+# trees process chunks of the tensor in a pipeline, so they lose little bandwidth on large tensors.
+# </details>
 #
 # **3. Your job hangs, and the timeout message names ranks 0 to 6 of 8, all in the same all-reduce. Where do you look
 # for the cause?**

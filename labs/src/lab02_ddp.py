@@ -1137,7 +1137,8 @@ print("sum each time, divided by N at last:", sums)
 # to drop the last batch, with a sampler that gives all ranks the same number of batches. The second is an all-reduce of
 # one number per step, with which the ranks agree on whether to continue. The third is to have finished ranks take part
 # in the remaining collectives with zeros, as torch's `Join` does, and to divide by the number of ranks that still have
-# data. </details>
+# data.
+# </details>
 #
 # **2. The samples are padded sentences and the loss is the mean over non-padding tokens. Is the mean of all ranks'
 # gradients still the gradient of the global batch?**
@@ -1146,7 +1147,8 @@ print("sum each time, divided by N at last:", sums)
 #
 # No. It is a mean of means: a rank with few non-padding tokens counts as much as a rank with many. Divide the summed
 # loss by the number of non-padding tokens on all ranks (one more all-reduce, of one number), and multiply it by N,
-# because the hook takes the mean. The same applies to the micro-batches in 2.6. </details>
+# because the hook takes the mean. The same applies to the micro-batches in 2.6.
+# </details>
 #
 # **3. Why are buckets not simply as large as possible?**
 #
@@ -1154,7 +1156,8 @@ print("sum each time, divided by N at last:", sums)
 #
 # The reduction of a single bucket is launched with the last gradient, so there is only one latency, but no overlap.
 # Buckets with one parameter each are reduced as early as possible, but each incurs a latency. The best size lies in
-# between and grows with the latency and with N; torch's default is 25 MiB. </details>
+# between and grows with the latency and with N; torch's default is 25 MiB.
+# </details>
 #
 # **4. Is it enough to put only the backward pass inside `with ddp.no_sync():`?**
 #
@@ -1162,7 +1165,8 @@ print("sum each time, divided by N at last:", sums)
 #
 # Not in torch. `DistributedDataParallel.forward` decides whether the following backward pass reduces, so the forward
 # pass must be inside too. A forward pass outside the `with` block is the usual reason why `no_sync` seems to have no
-# effect. </details>
+# effect.
+# </details>
 #
 # **5. gloo's all-reduce blocks the host in `wait()`, whereas NCCL's does not. What does the `finish` of rung 3 do on a
 # GPU?**
@@ -1171,7 +1175,8 @@ print("sum each time, divided by N at last:", sums)
 #
 # `wait()` makes the compute stream wait for the communication stream, and the host runs ahead. The host issues the
 # copies back and the optimizer's kernels, which start when the reductions have finished. So the host determines the
-# order of the work, and the device determines when it runs. </details>
+# order of the work, and the device determines when it runs.
+# </details>
 #
 # ## Further reading
 #

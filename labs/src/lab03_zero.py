@@ -1024,7 +1024,8 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 #
 # Adam, SGD and most other optimizers are elementwise, so the result does not depend on how the elements are split.
 # LayerNorm needs all elements of a row. An optimizer that works on entire matrices, such as Muon or Shampoo, cannot
-# work on arbitrary shards either. </details>
+# work on arbitrary shards either.
+# </details>
 #
 # **2. Consider mixed precision: bf16 parameters and gradients, a float32 master copy and Adam. How much memory per rank
 # remains in each stage for large N?**
@@ -1032,7 +1033,8 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 # <details><summary>Answer</summary>
 #
 # With DDP, it is 2Ψ + 2Ψ + 12Ψ = 16Ψ bytes. The master copy belongs to the optimizer state, so 4Ψ bytes remain in stage
-# 1 and 2Ψ bytes in stage 2; in stage 3, everything shrinks with N. </details>
+# 1 and 2Ψ bytes in stage 2; in stage 3, everything shrinks with N.
+# </details>
 #
 # **3. Could ZeRO-1 start its gathers before all buckets are updated?**
 #
@@ -1040,7 +1042,8 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 #
 # Yes: bucket b can be gathered as soon as its shard has been updated, while the next shards are being updated. The
 # gathers could even continue during the next forward pass if each layer waited for its own gather. Only the update and
-# the gather of the same bucket must not overlap. </details>
+# the gather of the same bucket must not overlap.
+# </details>
 #
 # **4. With accumulation over 8 micro-batches, how much does ZeRO-2 send compared with ZeRO-1?**
 #
@@ -1058,7 +1061,8 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 #
 # Buckets fill in the reverse order of the parameters, which is roughly the order in which the backward pass computes
 # their gradients. A gradient that is computed early stays in `.grad` until its bucket is full. The values stay correct,
-# but the peak rises. </details>
+# but the peak rises.
+# </details>
 #
 # ## Further reading
 #

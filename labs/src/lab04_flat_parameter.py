@@ -984,7 +984,8 @@ plots.curve(
 #
 # Each unit has at most 511 elements of padding, so padding costs at most 80 x 511 x 2 = 81,760 bytes across all ranks.
 # This cost of even shards is negligible. It would not be negligible with padding per parameter, or with units of a few
-# hundred elements. </details>
+# hundred elements.
+# </details>
 #
 # **2. Why must padding be zero if it belongs to no parameter?**
 #
@@ -992,7 +993,8 @@ plots.curve(
 #
 # Other code reads the padding: a gradient norm over the shard includes it, a gradient scaler checks it for infinities,
 # and the reduction sums it across ranks. A NaN in the padding makes the norm NaN, and clipping then makes every
-# gradient NaN. </details>
+# gradient NaN.
+# </details>
 #
 # **3. What does `model.half()` break, if parameters are views as in 4.2?**
 #
@@ -1007,7 +1009,8 @@ plots.curve(
 # <details><summary>Answer</summary>
 #
 # They hold one zero each. A shard has ceil(10 / 16) = 1 element, and the padding of 6 elements fills six entire shards.
-# `torch.chunk` alone would return only ten chunks, and none for these ranks, so the all-gather would fail. </details>
+# `torch.chunk` alone would return only ten chunks, and none for these ranks, so the all-gather would fail.
+# </details>
 #
 # **5. Why does the root unit hold layers 0 and 3, and not 0 and 1?**
 #
@@ -1015,7 +1018,8 @@ plots.curve(
 #
 # Layers 1 and 2 were wrapped, and the root unit holds the remaining layers. The root is the only unit whose layers need
 # not be consecutive. It stays unsharded from the beginning of the forward pass to the end of the backward pass (lab
-# 05), so keep it small. </details>
+# 05), so keep it small.
+# </details>
 #
 # ## Further reading
 #

@@ -1329,7 +1329,8 @@ plots.timeline(
 # <details><summary>Answer</summary>
 #
 # Its forward ends with the loss, and its backward begins with the loss. A freed root would be gathered again
-# immediately, and nothing would be gained. </details>
+# immediately, and nothing would be gained.
+# </details>
 #
 # **3. Gradients are accumulated over 4 micro-batches. What do 5.4 and 5.5 send, and what could be saved?**
 #
@@ -1337,7 +1338,8 @@ plots.timeline(
 #
 # They send everything four times: in each micro-batch, a unit is gathered twice, and its gradient is reduced and added
 # to the gradient of the shard. Reducing only after the last micro-batch saves three reductions per unit, but keeps the
-# unsharded gradients of all units in the meantime (`no_sync`). </details>
+# unsharded gradients of all units in the meantime (`no_sync`).
+# </details>
 #
 # **4. A parameter is not used in a step. What does your `attach` do with its unit?**
 #
@@ -1346,14 +1348,16 @@ plots.timeline(
 # The gradient of this parameter never arrives, so the unit is neither freed nor reduced, and its count of missing
 # gradients is not reset. The next step is worse: it continues with this stale count, ends the unit's backward too
 # early, and silently reduces an incomplete gradient. minifsdp and torch finish such units in the end-of-backward
-# callback of 5.1 and count the missing gradient as zero. </details>
+# callback of 5.1 and count the missing gradient as zero.
+# </details>
 #
 # **5. Why is the hook on the output, and not on the gradient of the next module's input?**
 #
 # <details><summary>Answer</summary>
 #
 # In a chain of modules, the output and the next input are the same tensor. With a residual connection, a second output
-# or a head, they differ. A unit knows only its own outputs. </details>
+# or a head, they differ. A unit knows only its own outputs.
+# </details>
 #
 # ## Further reading
 #

@@ -1121,7 +1121,8 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 #
 # The cause is code that needs a value from the device: `.item()`, `print(loss)`, a comparison of tensors in an `if`,
 # `nonzero`, a copy to the CPU. Each of these blocks the host until the device has caught up, and everything afterwards
-# is issued late. </details>
+# is issued late.
+# </details>
 #
 # **2. Why does `begin_forward` make the gather stream wait for the compute stream, and why is one wait per step
 # enough?**
@@ -1129,7 +1130,8 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 # <details><summary>Answer</summary>
 #
 # The optimizer writes the shards on the compute stream, and gathers read them. Nothing else writes to the shards until
-# the next optimizer step, and a stream runs in order, so everything queued after the wait runs after it. </details>
+# the next optimizer step, and a stream runs in order, so everything queued after the wait runs after it.
+# </details>
 #
 # **3. Is `record_stream` necessary? Could the gather stream instead wait for the compute stream before it reuses a
 # freed block?**
@@ -1141,7 +1143,8 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 # data into the parameters; then the gather streams wait for an event recorded after that copy, and the reference to the
 # gathered buffer is dropped (`_wait_all_gather_streams_on_event`). So the gather streams wait for the work queued
 # before the unit's computation, but not for the computation itself, and the time at which memory becomes reusable does
-# not depend on when the allocator polls events. </details>
+# not depend on when the allocator polls events.
+# </details>
 #
 # **4. With two communicators, one for gathers and one for reductions, would the issue order still matter?**
 #
@@ -1149,7 +1152,8 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 #
 # It would matter less. Each communicator has its own queue, so a gather does not wait behind a reduction. But the two
 # queues share the link (and the GPU's multiprocessors), so collectives slow each other down if they run at the same
-# time. Also, all ranks must issue gathers and reductions in an order that cannot deadlock. </details>
+# time. Also, all ranks must issue gathers and reductions in an order that cannot deadlock.
+# </details>
 #
 # **5. On a CPU, what carries the messages while the host computes?**
 #
@@ -1157,7 +1161,8 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 #
 # gloo's threads carry them, or, in this lab, the threads of the emulated link. So messages make progress during compute
 # once they have been issued; a host that is busy computing merely issues them late. Real gloo messages also take CPU
-# time away from compute, which the model ignores. </details>
+# time away from compute, which the model ignores.
+# </details>
 #
 # ## Further reading
 #

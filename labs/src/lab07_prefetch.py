@@ -1116,7 +1116,8 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 # All ranks agree, so the values are correct. The forward record comes from the first iteration: from the first missing
 # or additional layer on, nothing more is prefetched in that forward pass. (In torch, which looks up its record by unit,
 # a dropped layer is gathered unnecessarily.) The backward record comes from the current forward pass, so backward
-# prefetch works well. </details>
+# prefetch works well.
+# </details>
 #
 # **2. Why does the backward record list the units in the order in which their forwards *end*?**
 #
@@ -1132,7 +1133,8 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 # <details><summary>Answer</summary>
 #
 # For the last block, three units are unsharded: the root, the last block and the block before it. For the first block,
-# no unit is left to prefetch, so only two are unsharded: the root and that block. </details>
+# no unit is left to prefetch, so only two are unsharded: the root and that block.
+# </details>
 #
 # **4. With two communicators, one for gathers and one for reductions, is backward prefetch still needed?**
 #
@@ -1150,7 +1152,8 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 # No reduction delays the gathers, so a host that runs ahead needs no prefetch in the backward pass, just as it needs
 # none in the forward pass. On a CPU, prefetch is still useful: under FULL_SHARD, the backward pass of every micro-batch
 # gathers the parameters again. Under SHARD_GRAD_OP, the parameters stay unsharded after the forward pass, and the
-# backward pass gathers nothing at all. </details>
+# backward pass gathers nothing at all.
+# </details>
 #
 # ## Further reading
 #

@@ -1303,14 +1303,16 @@ enter("my schedule", MySchedule)
 # <details><summary>Answer</summary>
 #
 # No. Cached memory costs nothing unless something else needs it: a second process on the same device, or a library that
-# allocates from the driver, such as NCCL. Only retries cost time. </details>
+# allocates from the driver, such as NCCL. Only retries cost time.
+# </details>
 #
 # **2. Calling `torch.cuda.empty_cache()` in every step eliminates the retries. Why is this not a solution?**
 #
 # <details><summary>Answer</summary>
 #
 # It does the work of a retry in every step: it waits for the device and returns segments, which must then be allocated
-# again. Also, it can return only entirely free segments. </details>
+# again. Also, it can return only entirely free segments.
+# </details>
 #
 # **3. What does a limiter with k = 1 do to prefetching?**
 #
@@ -1333,14 +1335,16 @@ enter("my schedule", MySchedule)
 #
 # In this lab, it has no effect: no unit is freed after its forward, so no free counts. All units are unsharded at the
 # end of the forward pass anyway. torch counts the frees in the backward pass, so its host waits for some of them in the
-# next forward pass. </details>
+# next forward pass.
+# </details>
 #
 # **6. Why must the event of 8.3 be recorded when the block is freed, and not when `record_stream` is called?**
 #
 # <details><summary>Answer</summary>
 #
 # Between the call and the free, more kernels that read the block may be queued on the stream. An event recorded at the
-# call would complete before those kernels run. </details>
+# call would complete before those kernels run.
+# </details>
 #
 # ## Further reading
 #

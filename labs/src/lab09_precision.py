@@ -1065,7 +1065,8 @@ assert shard.grad.item() == 1.125
 # <details><summary>Answer</summary>
 #
 # The shards have the dtype of the parameters, bf16. There are no master weights, Adam's state is in bf16 as well, and
-# small updates are lost. Wrap an fp32 model and pass `MixedPrecision(param_dtype=torch.bfloat16)`. </details>
+# small updates are lost. Wrap an fp32 model and pass `MixedPrecision(param_dtype=torch.bfloat16)`.
+# </details>
 #
 # **2. The bf16 rows show no fp32 activation. Why is the loss still fp32?**
 #
@@ -1081,14 +1082,16 @@ assert shard.grad.item() == 1.125
 #
 # Yes, every replica reaches the same conclusion: after the all-reduce, all ranks hold the same gradients, so an
 # infinity on one rank appears in the mean on every rank. Only with sharded gradients does each rank see just a part of
-# them. </details>
+# them.
+# </details>
 #
 # **4. With FULL_SHARD on 64 ranks, each rank has room for 2 more bytes per parameter. Is that enough for `no_sync`?**
 #
 # <details><summary>Answer</summary>
 #
 # It is not enough for unsharded fp32 gradients, which take 4Ψ bytes. With `reduce_dtype=bfloat16`, there would be just
-# enough room, but sums of micro-batches in bf16 lose small terms. </details>
+# enough room, but sums of micro-batches in bf16 lose small terms.
+# </details>
 #
 # **5. Suppose the host does not wait for the copies of 9.6. Which unit's gradient is most likely to be read too
 # early?**
@@ -1097,7 +1100,8 @@ assert shard.grad.item() == 1.125
 #
 # The root's gradient is the most likely: the backward pass ends with the root, so the copy of its gradient starts last,
 # and the optimizer follows immediately, starting with the parameters of the root. A large root takes longer to copy.
-# The race does not occur in every step, which makes it hard to find. </details>
+# The race does not occur in every step, which makes it hard to find.
+# </details>
 #
 # ## Further reading
 #

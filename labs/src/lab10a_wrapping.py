@@ -1230,14 +1230,16 @@ plots.stages(
 # The root determines the peak. It holds the embedding and is unsharded from the start of the forward pass to the end of
 # the backward pass. Its gradient is also unsharded during the backward pass. At the peak, the unsharded parameters are
 # as large as 4 + 1 blocks, or 4 + 2 blocks with prefetch. Without weight tying, the embedding and the head could be
-# separate units. </details>
+# separate units.
+# </details>
 #
 # **2. Why does the walk wrap the innermost modules first?**
 #
 # <details><summary>Answer</summary>
 #
 # A unit's flat parameter holds the parameters outside its inner units. If outer modules came first, an outer unit would
-# take all parameters and leave none for the inner units. </details>
+# take all parameters and leave none for the inner units.
+# </details>
 #
 # **3. Why must `reset_parameters` not recurse into wrapped children?**
 #
@@ -1252,14 +1254,16 @@ plots.stages(
 # <details><summary>Answer</summary>
 #
 # It costs a broadcast of every unit, and makes the values equal on all ranks without seeds. Otherwise, every rank keeps
-# a shard of *its own* random model, and the resulting model consists of shards of different random models. </details>
+# a shard of *its own* random model, and the resulting model consists of shards of different random models.
+# </details>
 #
 # **5. Which numbers in the policy table change with 4 ranks instead of 2?**
 #
 # <details><summary>Answer</summary>
 #
 # The number of collectives and the peak of unsharded parameters stay the same, apart from padding. The shards change:
-# the parameters between steps, the gradients and the optimizer state take half as many bytes. </details>
+# the parameters between steps, the gradients and the optimizer state take half as many bytes.
+# </details>
 #
 # ## Further reading
 #

@@ -1408,7 +1408,8 @@ plots.timeline(
 #
 # The state dict takes 280 GB. With `rank0_only`, one host needs this much, and the others need none. Without
 # `rank0_only`, each host needs 8 x 280 GB = 2.2 TB. With a sharded state dict, each rank keeps 4.4 GB, and each host
-# keeps 35 GB. </details>
+# keeps 35 GB.
+# </details>
 #
 # **2. Saving the flat shards themselves would need no communication at all. Why does 10b.2 not do this?**
 #
@@ -1416,7 +1417,8 @@ plots.timeline(
 #
 # torch's LOCAL_STATE_DICT does save them. But they can be loaded only on the same number of ranks, with the same units
 # and the same version of torch. This is the fastest way to resume after a crash, but not a format for long-term
-# storage. </details>
+# storage.
+# </details>
 #
 # **3. How do you delete an old checkpoint so that a half-deleted one never looks complete?**
 #
@@ -1443,7 +1445,8 @@ plots.timeline(
 #
 # First, with a small batch and a large model, the peak comes from model state, not from activations. Second, with a
 # single checkpoint around the entire model, recomputation restores all activations at once, at the beginning of the
-# backward pass. With one checkpoint per block, only one block's activations are restored at a time. </details>
+# backward pass. With one checkpoint per block, only one block's activations are restored at a time.
+# </details>
 #
 # ## Further reading
 #

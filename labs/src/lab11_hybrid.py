@@ -1096,7 +1096,8 @@ plots.lines(
 # <details><summary>Answer</summary>
 #
 # The sharding group has more traffic, 3 M compared with 2 M / F, including the gathers, which are time-critical.
-# Consecutive ranks share a host. If the two kinds of group were swapped, all gathers would cross hosts. </details>
+# Consecutive ranks share a host. If the two kinds of group were swapped, all gathers would cross hosts.
+# </details>
 #
 # **3. Under `no_sync`, which of the two stages is omitted, and could one be kept?**
 #
@@ -1104,14 +1105,16 @@ plots.lines(
 #
 # Both are omitted, and the unsharded gradient [P] is kept. You could instead reduce-scatter the gradients of every
 # micro-batch inside the host, accumulate a shard [P / F], and all-reduce only the final sum. That saves memory and
-# traffic on the slow link. FSDP2 offers this as `set_requires_all_reduce`. </details>
+# traffic on the slow link. FSDP2 offers this as `set_requires_all_reduce`.
+# </details>
 #
 # **4. Which numbers in the table of 11.5 would change if the two groups were swapped?**
 #
 # <details><summary>Answer</summary>
 #
 # The number of bytes held would not change, because both kinds of group have 2 ranks here. The number of bytes that
-# leave the host would change: gathers would leave it, in two rings at the same time. </details>
+# leave the host would change: gathers would leave it, in two rings at the same time.
+# </details>
 #
 # **5. A model fits with F = 4 on hosts with 8 GPUs. Why might F = 8 be the better choice?**
 #

@@ -1082,14 +1082,16 @@ assert all(equal)
 #
 # The unused elements of a gathered row are never read, because the copy out skips them. A reduction sums all elements.
 # The sums of unused elements do not reach any parameter, but hooks and checks for infinities read them, and a single
-# NaN there would spoil the result. </details>
+# NaN there would spoil the result.
+# </details>
 #
 # **3. With `record_stream`, flat parameters need a limiter. Could they be held by reference instead?**
 #
 # <details><summary>Answer</summary>
 #
 # Yes: nothing in 12.5 depends on the layout. The last reader of a flat buffer is the unit's computation, so the stream
-# that owns the buffer waits longer than it would for a copy out. </details>
+# that owns the buffer waits longer than it would for a copy out.
+# </details>
 #
 # **4. For which optimizers would it be wrong to split a parameter between any two elements, as a flat parameter does?**
 #
@@ -1097,7 +1099,8 @@ assert all(equal)
 #
 # It would be wrong for optimizers that work on matrices or rows, such as Muon, Shampoo and Adafactor. Adam is
 # elementwise, so it is not affected. Even a shard with complete rows is not the complete matrix, so matrix-based
-# optimizers first gather the matrices. </details>
+# optimizers first gather the matrices.
+# </details>
 #
 # ## Further reading
 #
