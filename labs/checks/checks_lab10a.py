@@ -268,7 +268,7 @@ def check_wrap_where(answer, variant):
     expect("elements returned", returned, returned_once if returned == returned_once else returned_, slip=slip)
 
 
-# 10a.3 One unit from meta
+# 10a.3 Materialize one unit from meta
 
 
 class Counted(nn.Linear):

@@ -12,7 +12,7 @@
 #
 # A training step holds four things in memory: parameters, gradients, optimizer state and activations. Every rung of
 # this course shards one of them across the ranks, moves it, or shortens its lifetime. This lab measures the size of
-# each, to the byte, and shows when it exists.
+# each of them, to the byte, and shows when it is allocated.
 #
 # ![Bytes per rank in each stage of ZeRO: the stages shard the optimizer state, then the gradients,
 # then the parameters](../slides/figures/stages.svg)
@@ -20,11 +20,11 @@
 # *From [lecture 1, Where memory goes, and what ZeRO saves](../slides/memory.md), which comes before this lab.*
 #
 # **Afterwards you can**
-# - compute the bytes of parameters, gradients and optimizer state that a model needs, for the usual
-#   optimizers, in float32 and in mixed precision, and check your results by measurement;
+# - compute a model's bytes of parameters, gradients and optimizer state for the usual optimizers, in float32 and in
+#   mixed precision, and verify your results by measurement;
 # - derive the memory per rank in each of the three stages of ZeRO;
 # - write the Adam step, and say when each of its tensors is allocated;
-# - count the bytes that autograd keeps for the backward pass, and find the batch size at which they exceed the model
+# - count the bytes that autograd saves for the backward pass, and find the batch size at which they exceed the model
 #   state.
 #
 # **You need** to know PyTorch on one device: modules, `backward` and optimizers. You need no
@@ -35,10 +35,10 @@
 #
 # **How a lab works.** An exercise is a cell with a function whose body is `...`: replace the dots with your code. Until
 # you do, the reference answer is used instead, so that everything below runs. As soon as you write an answer, it is
-# checked in a separate process, and the cells below use it, right or wrong. A failed check shows the expected result
-# and a hint; `minifsdp lab hint 0.1` also gives a hint. The grey line below the title of a plot states whether it was
-# made with your answers or with the reference answers. Before a measurement, you are asked for a prediction: replace
-# the dots with a number. A wrong prediction teaches you more than no prediction.
+# checked in a separate process, and the cells below use it, whether correct or not. A failed check shows the expected
+# result and a hint; `minifsdp lab hint 0.1` also gives a hint. The grey line below the title of each plot states
+# whether the plot uses your answers or the reference answers. Before a measurement, the lab asks for a prediction:
+# replace the dots with a number. A wrong prediction teaches you more than no prediction.
 #
 # Throughout, Ψ is the total number of parameter elements, N is the number of ranks, and K is the
 # number of bytes of optimizer state per element. KiB, MiB and GiB are powers of 1,024; GB is 10⁹
@@ -64,10 +64,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # %% [markdown]
 # ## The ledger
 #
-# All byte counts in this course come from one instrument. While a `Ledger` is active, it records
-# every block of memory that an operator returns. Each block counts once, at its full size, under a
-# tag for its purpose, until it is freed. Here the ledger watches one linear layer with 15 + 5
-# elements of 4 bytes.
+# All byte counts in this course come from one instrument. While a `Ledger` is active, it records every memory block
+# returned by an operator. Each block counts once, at its full size, under a tag for its purpose, until it is freed.
+# Here, the ledger records one linear layer with 15 + 5 elements of 4 bytes.
 
 # %%
 with Ledger() as ledger, DEVICE:
@@ -81,8 +80,8 @@ print({tag: size for tag, size in built.items() if size})
 print({tag: size for tag, size in trained.items() if size})
 
 # %% [markdown]
-# Before you count optimizer state, look at it. `optimizer.state` maps each parameter to its buffers; the cell shows the
-# buffers of the layer's weight after one step.
+# Before you count the optimizer state, look at its contents. `optimizer.state` maps each parameter to its buffers; the
+# cell shows the buffers of the layer's weight after one step.
 
 # %%
 OPTIMIZERS = {
@@ -105,17 +104,17 @@ for name, make in OPTIMIZERS.items():
 # *5 minutes, easy*
 #
 # **The question.** A model of 7.5 billion parameters takes 15 GB in bfloat16, yet it cannot be
-# trained on a device with 80 GB. What takes up the rest?
+# trained on a device with 80 GB. What takes up the rest of the memory?
 #
 # - Each gradient has the shape and dtype of its parameter.
-# - An optimizer keeps the buffers that you have just seen, each with the shape and dtype of *the
-#   tensor it updates*. Adam also keeps one float32 step count for each parameter tensor.
+# - An optimizer keeps the buffers shown above, each with the shape and dtype of *the tensor it updates*. Adam also
+#   keeps one float32 step count for each parameter tensor.
 # - In mixed precision with a **float32 copy** (*master weights*), the forward and the backward pass use 2-byte
 #   parameters. The optimizer updates a 4-byte copy, which is then rounded into the parameters. The copy counts as
 #   optimizer state, and all buffers of the optimizer are float32. Section 0.3 shows why the copy is needed.
 #
-# First, a prediction. `nn.Linear(300, 100)` has a weight and a bias, both in float32. How many
-# bytes of state does Adam keep for this layer? Replace the dots.
+# Predict: `nn.Linear(300, 100)` has a weight and a bias, both in float32. How many bytes of state does Adam keep for
+# this layer? Replace the dots.
 
 # %%
 predict("0.1", ..., "bytes of Adam's state for nn.Linear(300, 100) in float32")
@@ -229,10 +228,11 @@ for dtype in (torch.float32, torch.bfloat16):
 # one for momentum, two for Adam and three for AMSGrad. The decimals of Adam's K come from the step counts, 120 bytes
 # here; no paper mentions them.
 #
-# This corrects two common mistakes. First, K is not a constant of Adam: it is 8 in float32 throughout and 4 in bfloat16
-# throughout, and the 12 of the ZeRO paper applies to mixed precision with a float32 copy. Second, "mixed precision
-# halves the memory" is wrong for model state: float32 throughout takes 4 + 4 + 8 = 16 bytes per element, and mixed
-# precision takes 2 + 2 + 12, the same 16. Between two steps, when there are no gradients, they take 12 and 14 bytes.
+# This corrects two common mistakes. First, K is not a constant for Adam: it is 8 in pure float32 and 4 in pure
+# bfloat16, and the ZeRO paper's value of 12 applies to mixed precision with a float32 copy. Second, "mixed precision
+# halves the memory" is wrong for model state: pure float32 takes 4 + 4 + 8 = 16 bytes per element, and mixed precision
+# takes 2 + 2 + 12 = 16 bytes as well. Between steps, when there are no gradients, pure float32 takes 12 bytes per
+# element, and mixed precision takes 14.
 
 # %%
 for name, state in {
@@ -246,14 +246,14 @@ for name, state in {
 #
 # *8 minutes, medium*
 #
-# **The question.** 16 bytes times 7.5 billion is 120 GB, and every rank needs that much: data
-# parallelism replicates all of it, so N devices hold N identical copies. How much would each device
-# hold if nothing were stored twice?
+# **The question.** 16 bytes times 7.5 billion is 120 GB, and every rank needs this much: data parallelism replicates
+# the full model state, so N devices hold N identical copies. How much would each device hold if nothing were stored
+# twice?
 #
 # ZeRO (*Zero Redundancy Optimizer*) *shards* tensors: it splits a tensor into N equal shards, and each rank keeps one
-# of them. Stage 1 shards the optimizer state, stage 2 also shards the gradients, and stage 3 also shards the
-# parameters. The computation is not divided: every rank still runs the full model on its own data. (ZeRO is therefore
-# not a kind of tensor parallelism.)
+# shard. Stage 1 shards the optimizer state, stage 2 also shards the gradients, and stage 3 also shards the parameters.
+# The computation is not divided: every rank still runs the full model on its own data. (ZeRO is therefore not a kind of
+# tensor parallelism.)
 
 # %%
 predict("0.2", ..., "GB on each rank in stage 2, to one decimal: Ψ = 7.5 billion, N = 64, K = 12, 2 bytes per element")
@@ -339,16 +339,15 @@ plots.lines(
 # A GB in the paper is 10⁹ bytes. `nvidia-smi` and torch print MiB and GiB, so they show 120 GB as 111.8 GiB. The
 # difference of 7 % can decide whether a model fits on a device.
 #
-# So far this is arithmetic. It covers model state, but neither the peak of memory nor the traffic.
-# Both are measured in lab 03, which builds stages 1 and 2, and in lab 05, which builds stage 3.
+# So far, this is arithmetic. It covers model state, but neither peak memory nor traffic. You will measure both in lab
+# 03, which builds stages 1 and 2, and in lab 05, which builds stage 3.
 
 # %% [markdown]
 # ## 0.3 The Adam step
 #
 # *10 minutes, medium*
 #
-# **The question.** 12 of the 16 bytes belong to the optimizer. What are they for, and when are
-# they allocated?
+# **The question.** The optimizer state accounts for 12 of the 16 bytes. What is its purpose, and when is it allocated?
 #
 # For one parameter θ with gradient g, at step t = 1, 2, ..., Adam computes the following (algorithm 1 of the paper):
 #
@@ -358,9 +357,8 @@ plots.lines(
 #
 # m and v start at zero. ε is added outside the square root. torch calls m `exp_avg` and v `exp_avg_sq`.
 #
-# Before you write this step, make a prediction. Take the GPT from above in float32, train it with Adam, and stop after
-# the first `step()` and a `zero_grad()`. How many bytes of parameters, gradients and optimizer state exist at this
-# point?
+# Before you write this step, make a prediction. The GPT from above is trained in float32 with Adam, up to the first
+# `step()` and a `zero_grad()`. How many bytes of parameters, gradients and optimizer state are allocated at this point?
 
 # %%
 predict("0.3", ..., f"bytes of model state after the first zero_grad: Ψ = {PSI:,} in {len(NUMELS)} tensors, float32")
@@ -393,8 +391,8 @@ def adam_step(
 
 
 # %% [markdown]
-# The optimizer around this function is only a loop. The base class `Optimizer` supplies the rest:
-# `self.state[p]` is a dict, initially empty, for every parameter.
+# The optimizer around this function is only a loop. The base class `Optimizer` provides the rest: `self.state[p]` is a
+# dict, initially empty, for every parameter.
 
 
 # %% tags=["shown"]
@@ -415,8 +413,8 @@ class WrittenOutAdam(torch.optim.Optimizer):
 # %% [markdown]
 # ### Measured: when each tensor appears
 #
-# Your Adam and torch's Adam get the same gradients for five steps; yours works on views of one long tensor, as it will
-# in lab 04. Then the ledger is read at the end of every stage of a first step.
+# Your Adam and torch's Adam get the same gradients for five steps; your Adam works on views of one long tensor, as it
+# will in lab 04. Then the ledger shows the bytes at the end of every stage of a first step.
 
 # %% tags=["C36"]
 model, tokens = build(), batch_of(rows=2)
@@ -468,8 +466,8 @@ plots.stages(
 
 # %% [markdown]
 # Creating the optimizer allocates nothing: it only keeps references to the parameters. `backward` allocates the
-# gradients and at the same time frees the activations that the forward pass saved; the first `step` allocates `exp_avg`
-# and `exp_avg_sq`. That is why a job may run out of memory in its *second* forward pass: during the first, 8 bytes per
+# gradients and at the same time frees the saved activations; the first `step` allocates `exp_avg` and `exp_avg_sq`.
+# Therefore, a job may run out of memory in its *second* forward pass: during the first forward pass, 8 bytes per
 # element were not yet allocated. One successful training step does not prove that the next will succeed.
 #
 # **Break it.** Read a gradient before the backward pass; then zero the gradients instead of freeing them.
@@ -485,9 +483,8 @@ for set_to_none in (True, False):
     print(f"zero_grad(set_to_none={set_to_none}) leaves {left:,} bytes of gradients")
 
 # %% [markdown]
-# With `set_to_none=False`, the default before torch 2.0, gradients are never freed, so the activations, which peak at
-# the end of the forward pass, are held in addition to them. With `set_to_none=True`, gradients and activations hardly
-# overlap in time.
+# With `set_to_none=False`, the default before torch 2.0, gradients are never freed, so they add to the activations,
+# which peak at the end of the forward pass. With `set_to_none=True`, gradients and activations hardly overlap in time.
 #
 # **Break it.** An optimizer holds references to the parameters. What happens if the parameters
 # change after the optimizer has been created?
@@ -509,17 +506,17 @@ with Ledger() as ledger, DEVICE:
     print(f"parameters: {ledger.mark('step')['parameters']:,} bytes, for a weight of {model.weight.nbytes:,}")
 
 # %% [markdown]
-# `Module.to` converts a parameter in place, so an optimizer created earlier still works; however, optimizer state that
-# already exists is not converted. But if a parameter is *replaced*, the optimizer keeps the old one: there is no error,
-# the model does not learn, and the 8,192 bytes of the old weight stay allocated. So replace parameters before you
-# create the optimizer. Sharding (lab 05) is such a replacement.
+# `Module.to` converts a parameter in place, so an existing optimizer still works, although existing optimizer state is
+# not converted. But if a parameter is *replaced*, the optimizer keeps the old parameter: there is no error, the model
+# does not learn, and the 8,192 bytes of the old weight stay allocated. So replace parameters before you create the
+# optimizer. Sharding (lab 05) is such a replacement.
 
 # %% [markdown]
 # ### Measured: 2 + 2 + 12 bytes
 #
-# This is mixed precision as in the ZeRO paper: parameters and gradients are bfloat16, and your
-# `adam_step` updates a float32 copy of each parameter. The copies are allocated when the optimizer
-# is created, and the moments in its first step.
+# The next cell uses mixed precision as in the ZeRO paper: parameters and gradients are in bfloat16, and your
+# `adam_step` updates a float32 copy of each parameter. The copies are allocated when the optimizer is created, and the
+# moments in its first step.
 
 
 # %%
@@ -567,13 +564,13 @@ plots.stages(
 
 # %% [markdown]
 # The ratio is 1 : 1 : 6, and the sum is 16 bytes per element. This well-known number is a **lower bound** on the memory
-# from the end of the backward pass to `zero_grad`, because it leaves out activations and temporaries; between steps, 14
-# bytes remain. Frameworks that accumulate gradients in float32 hold 18 bytes (Megatron-LM's own table has 16, 18 and
-# 20). The step itself needs memory too. Every operator that does not work in place allocates a temporary as large as
-# the parameter. The denominator needs two temporaries at the same time: the square root of `exp_avg_sq`, and the
-# quotient computed from this root. So with `foreach=False`, and in the reference answer, two temporaries of the size of
-# the largest parameter are added at the peak. With `foreach=True`, torch's default on a GPU, a few large operators
-# update all parameters, and the temporaries are as large as all parameters together.
+# from the end of the backward pass to `zero_grad`, because it does not include activations and temporaries; between
+# steps, 14 bytes remain. Frameworks that accumulate gradients in float32 need 18 bytes (Megatron-LM's own table lists
+# 16, 18 and 20). The step itself also needs memory. Every out-of-place operator allocates a temporary as large as the
+# parameter. The denominator needs two temporaries at the same time: the square root of `exp_avg_sq`, and the quotient
+# computed from this root. So with `foreach=False`, and in the reference answer, the peak includes two temporaries of
+# the size of the largest parameter. With `foreach=True`, torch's default on a GPU, a few large operators update all
+# parameters, and the temporaries are as large as all parameters together.
 
 # %%
 for name, make in {
@@ -593,9 +590,9 @@ for name, make in {
 print(f"two temporaries of the largest parameter: {2 * 4 * max(NUMELS) / PSI:.2f} bytes per element of all")
 
 # %% [markdown]
-# **Break it: leave out the copy.** Why spend 4 bytes on a copy of an existing weight? Let a weight
-# start at 1 and receive a gradient of 1 at each of a hundred steps, so that Adam moves it by the
-# learning rate, 0.001, every time.
+# **Break it: leave out the copy.** Why spend 4 bytes on a copy of an existing weight? Consider a weight with initial
+# value 1 and a gradient of 1 in each of a hundred steps, so that Adam changes the weight by the learning rate, 0.001,
+# in every step.
 
 # %%
 steps, lr = 100, 1e-3
@@ -630,10 +627,9 @@ plots.lines(
 )
 
 # %% [markdown]
-# The copy does more than improve the last digit: without it the weight does not move at all. The
-# same happens to an `exp_avg_sq` in bfloat16, which should move by a thousandth of the remaining
-# gap at every step. (Stochastic rounding and compensated summation avoid the copy, at the cost of
-# noise and of another buffer, respectively.)
+# The copy does more than improve the last digit: without it, the weight does not change at all. The same happens to
+# `exp_avg_sq` in bfloat16, which should change by a thousandth of the remaining difference in every step. (Stochastic
+# rounding and compensated summation avoid the copy, at the cost of noise and of another buffer, respectively.)
 
 # %% [markdown]
 # ## 0.4 What autograd keeps
@@ -643,21 +639,21 @@ plots.lines(
 # **The question.** In the first plot of 0.3, the bar for the forward pass had no diamond. What does this bar contain?
 #
 # To compute gradients, the backward pass needs values from the forward pass: a linear layer or a GELU needs its input,
-# a softmax needs its result. An operator *saves* these values as it runs, and they stay in memory until the backward
-# pass has used them. These are the activations. They are not part of model state, and they grow with the number of
-# tokens.
+# a softmax needs its result. An operator *saves* these values when it runs, and they stay in memory until the backward
+# pass has used them. These saved values are the activations. They are not part of model state, and they grow with the
+# number of tokens.
 #
 # A pair of hooks can intercept every saved tensor. Inside `with torch.autograd.graph.saved_tensors_hooks(pack,
 # unpack):`, torch calls `pack(tensor)` for each saved tensor and keeps the result. In the backward pass, it calls
 # `unpack` on that result, and `unpack` must return the tensor.
 #
 # Count the bytes of storages, not of tensors: two operators may save the same tensor, and a view keeps its entire
-# storage alive. `tensor.untyped_storage()` returns this storage. Take care with the value that `pack` returns, because
-# the graph keeps it alive. The result of an operator refers back to the graph, so if `pack` returns such a result
-# unchanged, it closes a reference cycle, and the memory is not freed when the loss is.
+# storage alive. `tensor.untyped_storage()` returns this storage. Be careful with the return value of `pack`, because
+# the graph keeps it alive. The result of an operator has a reference to the graph, so if `pack` returns such a result
+# unchanged, there is a reference cycle, and the memory is not freed together with the loss.
 #
-# You can work out the prediction from a number printed above, under the table of 2 + 2 + 12: the
-# bytes that 2 sequences save in bfloat16.
+# You can compute the prediction from a number printed above, under the table of 2 + 2 + 12: the bytes saved by 2
+# sequences in bfloat16.
 
 # %%
 predict("0.4", ..., "sequences of 24 tokens, the fewest whose saved bytes exceed the 16Ψ of mixed precision")
@@ -685,8 +681,8 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
 # %% [markdown]
 # ### Measured: activations compared with model state
 #
-# The ledger provides an independent count: all memory that is alive after the forward pass and belongs to neither
-# parameters nor gradients. Your counts for the first two batch sizes predict the counts for the others.
+# The ledger provides an independent count: all memory allocated after the forward pass except parameters and gradients.
+# Your counts for the first two batch sizes predict the counts for the other batch sizes.
 
 
 # %% tags=["C35"]
@@ -729,8 +725,8 @@ plots.lines(
 )
 
 # %% [markdown]
-# So a step needs more than "16 bytes per parameter". How much does one transformer block save? Add
-# a layer and count again.
+# So a step needs more than "16 bytes per parameter". How many bytes does one transformer block save? Add a layer and
+# count again.
 
 # %%
 tokens, width = batch_of(rows=2), 64
@@ -740,17 +736,16 @@ print(f"a block saves {per_token:.0f} bytes per token, {per_token / width:.2f} b
 assert abs(per_token / width - 32) < 2
 
 # %% [markdown]
-# Of these, 32 bytes are 16 bfloat16 elements for each of the `width` channels: the inputs of two norms (2), their
+# Of these bytes, 32 are for 16 bfloat16 elements in each of the `width` channels: the inputs of two norms (2), their
 # outputs, which are the inputs of `qkv` and `up` (2), q, k and v (3), the output of attention (1), the input of the
-# GELU (4) and its output (4). The remaining 0.62 amounts to 40 bytes per token: the means and deviations of the norms
-# (8), and one float32 for each of 8 heads (32), which fused attention keeps instead of the matrix of attention weights.
-# Korthikanti et al. count 34 bytes, two of which are dropout masks, which this model does not have; the ZeRO paper
-# (section 3.2) assumes 12 elements, or 24 bytes.
+# GELU (4) and its output (4). The remaining 0.62 bytes per channel are 40 bytes per token: the means and standard
+# deviations of the norms (8), and one float32 for each of 8 heads (32), which fused attention saves instead of the
+# matrix of attention weights. Korthikanti et al. count 34 bytes, two of which are dropout masks, which this model does
+# not have; the ZeRO paper (section 3.2) assumes 12 elements, or 24 bytes.
 #
-# A block has about 12 width² parameters, and so 192 width² bytes of model state, compared with 32
-# width bytes of activations per token. So **activations overtake model state at about 6 × width
-# tokens on a rank**, whatever the number of layers. If model state is sharded over N ranks,
-# activations overtake it at 6 × width / N tokens.
+# A block has about 12 width² parameters, that is, 192 width² bytes of model state, compared with 32 width bytes of
+# activations per token. So **activations exceed model state from about 6 × width tokens per rank on**, whatever the
+# number of layers. If model state is sharded over N ranks, activations exceed it from 6 × width / N tokens on.
 
 # %%
 for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("width 4,096, stage 3", 4096, 64)):
@@ -758,46 +753,44 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
     print(f"{name:21} N = {ranks:2}: {block / (32 * width):8,.0f} tokens")
 
 # %% [markdown]
-# For our GPT this rule gives 384 tokens, or 16 sequences; the embeddings and the head, which the
-# rule leaves out, add to both sides. The last line shows why sharding alone is not enough: in stage
-# 3 on 64 ranks, the activations of a tenth of a 4,096-token sequence outweigh the model state.
-# Activations are reduced by other methods: smaller batches with accumulated gradients (lab 02),
-# recomputation, and tensor or pipeline parallelism.
+# For our GPT, this rule gives 384 tokens, or 16 sequences; the embeddings and the head, which the rule ignores, add to
+# both sides. The last line shows why sharding alone is not enough: in stage 3 on 64 ranks, the activations of a tenth
+# of a 4,096-token sequence outweigh the model state. Other methods reduce activations: smaller batches with gradient
+# accumulation (lab 02), recomputation, and tensor or pipeline parallelism.
 
 # %% [markdown]
 # ## What is still missing
 #
-# This lab ran in one process. If a rank is to hold less than the 16Ψ of a replica, it must receive the values that it
-# does not hold from other ranks. Lab 01 builds the collectives for this exchange, lab 02 builds data parallelism, which
-# still replicates everything, and lab 03 builds the first two stages of ZeRO.
+# This lab ran in one process. If a rank holds less than a replica's 16Ψ bytes, it must receive the missing values from
+# other ranks. Lab 01 builds the collectives for this exchange, lab 02 builds data parallelism, which still replicates
+# everything, and lab 03 builds the first two stages of ZeRO.
 #
 # ## What to remember
 #
-# 1. With Adam, model state takes 2Ψ + 2Ψ + 12Ψ bytes in mixed precision and 4Ψ + 4Ψ + 8Ψ bytes in
-#    float32 throughout: 16Ψ in both cases while gradients exist, not counting activations and
-#    temporaries. Between steps, 14Ψ and 12Ψ remain.
+# 1. With Adam, model state takes 2Ψ + 2Ψ + 12Ψ bytes in mixed precision and 4Ψ + 4Ψ + 8Ψ bytes in pure float32: 16Ψ
+#    bytes in both cases while gradients exist, without activations and temporaries. Between steps, 14Ψ bytes remain in
+#    mixed precision, and 12Ψ bytes in float32.
 # 2. K depends on the optimizer and on the dtype of the tensors that it updates: in float32, K is 0
 #    for SGD, 4 for momentum, 8 for Adam and 12 for AMSGrad.
 # 3. Gradients appear in `backward`, optimizer state in the first `step`; creating the optimizer
 #    allocates nothing except, in mixed precision, the float32 copy.
-# 4. Stage 1 of ZeRO divides the optimizer state by N, stage 2 also divides the gradients, and stage
-#    3 divides everything; only in stage 3 does the memory per rank have no floor.
-# 5. None of this includes activations. They grow with the number of tokens and overtake model
-#    state at about 6 × width tokens.
+# 4. Stage 1 of ZeRO divides the optimizer state by N, stage 2 also divides the gradients, and stage 3 divides
+#    everything; only in stage 3 does the memory per rank have no lower bound.
+# 5. None of this includes activations. They grow with the number of tokens and exceed model state from about 6 × width
+#    tokens on.
 #
 # ## Questions
 #
-# **1. A model of 1.5 billion parameters is trained with Adam in mixed precision. How large is its
-# model state? Why can a device of 32 GB still be too small?**
+# **1. A model with 1.5 billion parameters is trained with Adam in mixed precision. How large is its model state? Why
+# can a device with 32 GB still be too small?**
 #
 # <details><summary>Answer</summary>
 #
 # The model state takes 16 × 1.5 = 24 GB. For 1,024 tokens per sequence and a batch of 32, the ZeRO paper adds about 60
-# GB of activations; temporaries, communication buffers and fragmentation come in addition.
+# GB of activations. Temporaries, communication buffers and fragmentation need further memory.
 # </details>
 #
-# **2. The first step of a job succeeds and the second runs out of memory. What changed in
-# between?**
+# **2. The first step of a job succeeds, and the second runs out of memory. What changed in between?**
 #
 # <details><summary>Answer</summary>
 #
@@ -810,16 +803,16 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 #
 # <details><summary>Answer</summary>
 #
-# Parameters, gradients and state are all float32: 4 + 4 + 8 = 16 bytes per element again. The bfloat16 casts, which are
-# cached while autocast is on, come in addition.
+# Parameters, gradients and optimizer state are all in float32: again, 4 + 4 + 8 = 16 bytes per element. The bfloat16
+# casts, which are cached while autocast is on, need additional memory.
 # </details>
 #
 # **4. How much does stage 1 of ZeRO save if the optimizer is SGD without momentum?**
 #
 # <details><summary>Answer</summary>
 #
-# In float32 it saves nothing: K is 0, so there is no state to shard. In mixed precision, K is 4
-# because of the float32 copy, and stage 1 shards this copy.
+# In float32, it saves nothing: K is 0, so there is no state to shard. In mixed precision, K is 4 because of the float32
+# copy, and stage 1 shards this copy.
 # </details>
 #
 # **5. Half of a model's parameters are frozen (`requires_grad=False`). Which terms shrink?**
@@ -827,9 +820,9 @@ for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("wi
 # <details><summary>Answer</summary>
 #
 # The gradients and optimizer state of that half disappear: the backward pass computes no gradients for frozen
-# parameters, and the optimizer keeps no state for a parameter without a gradient. The frozen parameters themselves
-# stay. Activations shrink less: a frozen linear layer no longer saves its input, but gradients still pass through it to
-# the trainable layers before it.
+# parameters, and the optimizer keeps no state for a parameter without a gradient. The frozen parameters themselves stay
+# in memory. Activations shrink less: a frozen linear layer no longer saves its input, but gradients still pass through
+# it to earlier trainable layers.
 # </details>
 #
 # ## Further reading

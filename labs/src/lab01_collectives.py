@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Lab 01: collectives
 #
-# Data parallelism, ZeRO and FSDP move data between GPUs with six operations: broadcast, reduce,
-# all-reduce, all-gather, reduce-scatter and send/receive. In this lab you build the first five from
-# the sixth, and count the bytes that they move.
+# Data parallelism, ZeRO and FSDP move data between GPUs with six operations: broadcast, reduce, all-reduce, all-gather,
+# reduce-scatter and send/receive. In this lab, you build the first five from send and receive, and count the bytes that
+# they move.
 #
 # ![A ring reduce-scatter over four ranks: in each step, every rank sends one chunk to the next rank
 # and adds the chunk that arrives to its own](../slides/figures/ddp-reduce-scatter.svg)
@@ -20,19 +20,19 @@
 # *From [lecture 2, Collectives and DDP](../slides/ddp.md), which comes before this lab.*
 #
 # **Afterwards you can** write a program that runs in N processes at the same time; explain why and where a group of
-# ranks hangs; write broadcast and reduce as trees, reduce-scatter and all-gather as rings, and all-reduce as the
-# sequence of these two rings; count the bytes and the messages that a rank sends in each operation; predict how long an
+# ranks hangs; implement broadcast and reduce as trees, reduce-scatter and all-gather as rings, and all-reduce as a
+# sequence of these two rings; count the bytes and messages sent by a rank in each operation; and predict how long an
 # operation takes on a link.
 #
 # **You need** to know tensors and autograd; lab 00 is not required.
 #
 # **Time** 90 minutes, in two sessions; the break is marked. **Runs** on a laptop (gloo, 2 to 4 processes), or on a GPU
-# node (NCCL, one rank per GPU). **Memory** at most 12 MiB of tensors per rank; a process takes 210 MiB, 197 of them for
-# torch's code, which the ranks share.
+# node (NCCL, one rank per GPU). **Memory** at most 12 MiB of tensors per rank; a process takes 210 MiB, including 197
+# MiB for torch's code, which the ranks share.
 #
 # An exercise is a cell with a function whose body is `...`. Until you replace these dots, the lab uses the reference
-# answer and prints a note. Your own answer is checked immediately, and the cells below use it, right or wrong. A failed
-# check gives a hint, and so does `minifsdp lab hint 1.2`.
+# answer and prints a note. Your own answer is checked immediately, and the cells below use it, whether correct or not.
+# A failed check gives a hint, and so does `minifsdp lab hint 1.2`.
 
 # %% tags=["setup"]
 # set-up
@@ -77,9 +77,9 @@ def who_am_i():
 launch(who_am_i, 4)
 
 # %% [markdown]
-# **The question.** Every rank holds the same batch. Which rows should each rank take, so that every row is used exactly
-# once and the ranks agree without exchanging a message? The number of rows does not need to be divisible by N. The
-# slowest rank sets the pace, so the numbers of rows may differ by at most one between ranks.
+# **The question.** Every rank holds the same batch. Which samples (rows of the batch) should each rank take, so that
+# every sample is used exactly once and the ranks agree without communication? The number of samples need not be
+# divisible by N. The slowest rank sets the pace, so the numbers of samples may differ by at most one between ranks.
 
 # %%
 predict("1.1", ..., "the most rows that any of 4 ranks has, if the batch has 10 rows")
@@ -109,11 +109,11 @@ outcome("1.1", max(shares), ranks=4, slips={"10 // 4 rows on every rank leaves t
 # %% [markdown]
 # ### Measured: equal parameters, different gradients
 #
-# This is data parallelism in its smallest form: every rank builds the same model with the same initial parameters,
-# takes its rows, and computes a gradient. The parameters are equal, but the gradients differ because the data differ.
-# The **mean** of the gradients is the gradient of the global batch if all ranks have the same number of rows and the
-# loss is a mean over rows. The **sum** of the gradients is N times their mean, so summing acts like a learning rate N
-# times larger.
+# This is data parallelism in its simplest form: every rank builds the same model with the same initial parameters,
+# takes its samples, and computes a gradient. The parameters are equal, but the gradients differ because the data
+# differ. The **mean** of the gradients is the gradient of the global batch if all ranks have the same number of samples
+# and the loss is a mean over samples. The **sum** of the gradients is N times their mean, so summing has the effect of
+# an N times larger learning rate.
 
 
 # %% tags=["C40"]
@@ -145,8 +145,8 @@ assert torch.allclose(mean, whole)
 assert torch.allclose(total, 2 * whole)
 
 # %% [markdown]
-# **Break it.** With seven rows, one rank takes three and the other four. The mean of the two means is then no longer
-# the mean over all rows.
+# **Break it.** With seven samples, one rank takes three and the other takes four. The mean of the two means is then no
+# longer the mean over all samples.
 
 # %%
 _, gradients, shares = zip(*launch(local_gradient, 2, batch[:7]), strict=True)
@@ -161,8 +161,8 @@ print("weighted by the rows of each it is:", torch.allclose(weighted, whole))
 # *10 minutes, medium*
 #
 # All other operations build on `comm.send(tensor, target, group)` and `comm.recv(tensor, source, group)`. Both return a
-# *handle* immediately; `handle.wait()` returns when the message has completed. To swap two tensors, two ranks might
-# each send first and then receive:
+# *handle* immediately; `handle.wait()` returns when the operation is complete. To exchange two tensors, two ranks might
+# both send first and then receive:
 
 
 # %% tags=["shown"]
@@ -192,14 +192,14 @@ except RankError as error:
 # Both ranks wait at the same line. Rank 0's send completes only when rank 1 receives the message. Rank 1 receives only
 # after its own send has completed, and that send completes only when rank 0 receives it. This is a circular wait. With
 # gloo, every send waits for the matching receive, however small the message is. MPI and NCCL may copy a small message
-# into an internal buffer and release the sender. With them, the same program runs with small tensors and hangs with
-# large ones, so tests with small tensors miss the fault.
+# into an internal buffer, so that the send returns. The same program then works with small tensors and hangs with large
+# tensors, so tests with small tensors miss the bug.
 #
 # **The fix**: no rank waits until it has *posted* both of its messages. You now write the step that is repeated in the
 # rings of session two. The ranks form a ring: the right neighbour of rank r is rank r + 1, and its left neighbour is
-# rank r - 1, modulo N. Each rank sends to the right and receives from the left. NCCL needs one more precaution. The two
-# messages may share a stream, which runs them in the order in which they were posted, and this brings the circular wait
-# back. So even ranks post the send first, and odd ranks post the receive first.
+# rank r - 1, modulo N. Each rank sends to the right and receives from the left. NCCL needs another precaution. The two
+# messages may share a stream, which executes them in the order in which they were posted, so a circular wait is
+# possible again. Therefore, even ranks post the send first, and odd ranks post the receive first.
 
 # %%
 predict("1.2", ..., "messages in all, if each of 4 ranks passes one tensor to its right neighbour")
@@ -233,8 +233,8 @@ slips = {"a ring is closed: the last rank sends to the first": 3, "sends and rec
 outcome("1.2", sum(log.count("send") for log in logs), ranks=4, slips=slips)
 
 # %% [markdown]
-# **Break it.** Sender and receiver must agree on the size of the message, but nothing checks that
-# they do. Here, one rank sends four elements, and the other expects eight.
+# **Break it.** Sender and receiver must agree on the message size, but nothing checks it. Here, one rank sends four
+# elements, and the other expects eight.
 
 
 # %% tags=["shown"]
@@ -255,16 +255,16 @@ except RankError as error:
 
 # %% [markdown]
 # gloo raises no error: half of the buffer is unchanged. (In the opposite case, with eight elements for a buffer of
-# four, gloo ends the process with "Is there a distributed collective mismatch in your code?". With NCCL, the behaviour
-# with different sizes is undefined; usually the ranks hang.)
+# four, gloo aborts the process with "Is there a distributed collective mismatch in your code?". With NCCL, the
+# behaviour with different sizes is undefined; usually the ranks hang.)
 #
 # ## 1.3 Wait: the contents of a buffer before `wait()`
 #
 # *5 minutes, easy*
 #
-# The call *starts* a collective, and `wait()` *finishes* it. In between, the buffer belongs to the
-# communication library: its contents are undefined, and you must not write to it or free it. In
-# return, the rank can compute while the message travels. DDP and FSDP depend on this overlap.
+# The call *starts* a collective, and `wait()` *finishes* it. In between, the buffer belongs to the communication
+# library: its contents are undefined, and you must not write to it or free it. The advantage is that the rank can
+# compute during the transfer. DDP and FSDP depend on this overlap.
 #
 # Below, a buffer filled with -1 is the output of a reduce-scatter: each rank contributes two
 # elements, and rank r gets element r of the sum. The cell reads this buffer before and after the
@@ -292,9 +292,9 @@ outcome("1.3", before, slips={"the sum, which is there only after wait()": after
 
 # %% [markdown]
 # With gloo, a rank receives the contributions of the other ranks, and `comm` sums them inside `wait()`, so reading too
-# early gives a wrong value every time here. All-gather and all-reduce write to the output as soon as data arrive, so a
-# program that forgets the wait computes the right values on an idle machine and wrong values on a busy one. With NCCL,
-# `wait()` does not even block the host: it makes the current *stream* wait, and the host carries on.
+# early gives a wrong value every time here. All-gather and all-reduce write to the output as soon as data arrive, so
+# without the wait, a program computes correct values on an idle machine and wrong values on a busy one. With NCCL,
+# `wait()` does not block the host: it makes the current *stream* wait, and the host continues.
 #
 # Now make use of the time between the call and the wait.
 
@@ -313,8 +313,8 @@ def reduce_while(full: Tensor, work: Callable[[], Tensor], group: Group) -> tupl
 
 
 # %% [markdown]
-# How much time does this save? An **emulated link** makes each collective take as long as it would
-# on a given wire (here 40 ms), and the work also takes 40 ms.
+# How much time does this save? An **emulated link** makes each collective take as long as on a given network (here 40
+# ms), and the computation also takes 40 ms.
 
 
 # %% tags=["shown", "nbval-ignore-output"]
@@ -348,9 +348,9 @@ print("expected 80 and 40 ms, and some more where other work shares the cores")
 #
 # *10 minutes, medium*
 #
-# Rank 0 has the initial parameters, and all ranks need them. Sending a tensor to one rank after
-# another takes N - 1 messages in sequence. But every rank that has the tensor can pass it on, so
-# each round doubles the number of ranks that have it:
+# Rank 0 has the initial parameters, and all ranks need them. Sending a tensor to one rank after another takes N - 1
+# messages in sequence. But every rank can forward the tensor once it has received it, so each round doubles the number
+# of ranks with the tensor:
 #
 # ```
 # N = 8, from rank 0        round 1     0 → 1
@@ -359,7 +359,7 @@ print("expected 80 and 40 ms, and some more where other work shares the cores")
 # ```
 #
 # This tree takes ceil(log2 N) rounds, and still N - 1 messages in total. In the round with distance d = 1, 2, 4, ...,
-# the rank at place p < d sends to the rank at place p + d, if that place exists. The *place* of a rank is counted from
+# the rank at place p < d sends to the rank at place p + d, if that place exists. The *place* of a rank is relative to
 # the source: the source is at place 0, the next rank is at place 1, and so on around the ring.
 
 # %%
@@ -397,8 +397,8 @@ outcome("1.4", sends[1], ranks=4, slips={"N - 1: it need not send them all itsel
 #
 # *10 minutes, medium*
 #
-# If you reverse the arrows and start at the leaves, the tree computes a sum: in each round, half of
-# the remaining ranks send their partial sums, and their partners add these to their own.
+# If you reverse the arrows and start at the leaves, the tree computes a sum: in each round, half of the remaining ranks
+# send their partial sums, and their partners add these sums to their own.
 #
 # ```
 # N = 8, to rank 0          round 1     1 → 0   3 → 2   5 → 4   7 → 6
@@ -440,9 +440,9 @@ outcome("1.5", sent[1], ranks=4)
 # %% [markdown]
 # ### Measured: the primitives and their results
 #
-# On four ranks, the cell runs the primitives that torch and NCCL provide. Rank r holds the number r + 2 or, for an
-# operation that works on chunks, the vector (10 r, 10 r + 1, 10 r + 2, 10 r + 3). The results of your broadcast and
-# reduce are printed next to those of torch.
+# On four ranks, the cell runs the primitives of torch and NCCL. Rank r holds the number r + 2 or, for an operation on
+# chunks, the vector (10 r, 10 r + 1, 10 r + 2, 10 r + 3). The results of your broadcast and reduce are printed next to
+# torch's.
 
 
 # %% tags=["C5"]
@@ -489,19 +489,19 @@ yours = found[0]["your reduce to 0"]
 assert yours == found[0]["reduce to 0"] == [14.0], f"rank 0 has the sum {yours}; has a check above failed?"
 
 # %% [markdown]
-# **What is still missing.** A reduce to one rank and a broadcast from that rank make an all-reduce, which can average
-# the gradients of 1.1. But the root sends and receives the entire tensor ceil(log2 N) times while most ranks are idle,
-# and the time grows with the number of ranks. Can all links be kept busy all the time?
+# **What is still missing.** A reduce to one rank followed by a broadcast from that rank is an all-reduce, which can
+# average the gradients of 1.1. But the root receives and sends the entire tensor ceil(log2 N) times while most ranks
+# are idle, and the time grows with the number of ranks. Can all links be kept busy all the time?
 #
 # ---
 # # Break. Session two: the ring
 #
-# (In a fresh kernel, first run all cells above, because they contain your answers.)
+# (In a new kernel, first run all cells above, because they contain your answers.)
 #
-# Split the tensor into N chunks and let every rank be the root for one of them. The partial sum of chunk c starts at
-# rank c + 1 and goes once around the ring. Every rank that it reaches adds its own chunk, and the sum is complete on
-# rank c. All N partial sums travel at the same time: in each step, every rank sends one chunk to the right and receives
-# one from the left. For N = 4, the ranks send these chunks:
+# Split the tensor into N chunks, and let every rank be the root for one chunk. The partial sum of chunk c starts at
+# rank c + 1 and is sent once around the ring. Every rank on the way adds its own chunk, and the sum is complete on rank
+# c. All N partial sums move at the same time: in each step, every rank sends one chunk to the right and receives one
+# chunk from the left. For N = 4, the ranks send these chunks:
 #
 # ```
 #                        rank     0   1   2   3
@@ -603,9 +603,9 @@ outcome("1.7", sent[0], ranks=4)
 # ### Measured: a gather and a broadcast move more bytes than the ring
 #
 # An all-gather can also be built from a gather and a broadcast: every rank sends its shard to rank 0, and rank 0
-# broadcasts the full tensor. The result is correct. Let S be the number of bytes of the full tensor. All ranks together
-# send (N - 1) S / N to rank 0 and then (N - 1) S in the broadcast; the ring sends (N - 1) S in total. Rank 0 alone
-# sends ceil(log2 N) S, whereas each rank of the ring sends (N - 1) S / N.
+# broadcasts the full tensor. The result is correct. Let S be the size of the full tensor in bytes. In total, the ranks
+# send (N - 1) S / N bytes to rank 0 and then (N - 1) S bytes in the broadcast; the ring sends (N - 1) S bytes in total.
+# Rank 0 alone sends ceil(log2 N) S bytes, whereas each rank of the ring sends (N - 1) S / N bytes.
 
 
 # %% tags=["C39"]
@@ -656,9 +656,9 @@ for ranks in (2, 3, 4):
 #
 # *10 minutes, medium*
 #
-# A reduce-scatter leaves chunk r of the sum on rank r; an all-gather brings the chunks to all
-# ranks. Together they make an all-reduce. It works for tensors of any size: if the size is not
-# divisible by N, the last chunk is padded with zeros.
+# A reduce-scatter leaves chunk r of the sum on rank r; an all-gather sends the chunks to all ranks. Together, they form
+# an all-reduce. It works for tensors of any size: if the size is not divisible by N, the last chunk is padded with
+# zeros.
 
 # %%
 predict("1.8", ..., "bytes one rank sends in a ring all-reduce of 10 float32 over 4 ranks")
@@ -707,10 +707,10 @@ outcome("1.8", sent[0], ranks=4, slips={"the padding travels too: 12 elements, n
 # ### Measured: an all-reduce is a reduce-scatter and an all-gather, and a rank sends 2 (N - 1) / N of the data
 #
 # Remember this factor: it hardly depends on N. Patarasuk and Yuan (2009) show that no algorithm sends less if only the
-# ranks perform additions. If the switches add as well (SHARP on InfiniBand, NVLS on NVLink 4), a rank sends its tensor
+# ranks perform additions. If the switches also add (SHARP on InfiniBand, NVLS on NVLink 4), a rank sends its tensor
 # once and receives the sum once: the factor is 1 instead of 2 (N - 1) / N, which is about half for many ranks. The cell
-# compares the ring with two other algorithms: a reduce to rank 0 followed by a broadcast, and a gather of all tensors
-# on every rank, which then adds them.
+# compares the ring with two other algorithms: a reduce to rank 0 followed by a broadcast, and an all-gather of the full
+# tensors, which every rank then adds up.
 
 
 # %% tags=["C5"]
@@ -773,8 +773,8 @@ plots.lines(
 )
 
 # %% [markdown]
-# Your all-reduce can now average the gradients of 1.1 in place. This completes data parallelism: every rank ends up
-# with the gradient of the global batch, so parameters that start equal stay equal.
+# Your all-reduce can now average the gradients of 1.1 in place. This completes data parallelism: every rank has the
+# gradient of the global batch, so initially equal parameters stay equal.
 
 
 # %%
@@ -798,10 +798,10 @@ for op, factor in {"mean": 1, "sum": 4}.items():
 # %% [markdown]
 # ### Measured: the memory of an all-reduce, stage by stage
 #
-# A `Ledger` counts live bytes by purpose. For a tensor of S bytes on four ranks, the prediction per
-# rank is: S at rest; S + S + 2 S / 4 in the reduce-scatter, for the tensor, the padded buffer and
-# two chunks in transit; S + S in the all-gather, for the tensor and the buffer. Gathering all
-# tensors takes N S in addition to the tensor, and another S for the sum.
+# A `Ledger` counts live bytes by purpose. For a tensor of S bytes on four ranks, the prediction per rank is: S bytes
+# before the operation; S + S + 2 S / 4 bytes in the reduce-scatter, for the tensor, the padded buffer and two chunks in
+# transit; S + S bytes in the all-gather, for the tensor and the buffer. Gathering all tensors takes N S bytes in
+# addition to the tensor, and another S bytes for the sum.
 
 
 # %%
@@ -858,15 +858,14 @@ plots.stages(
 # A link has a latency α and a bandwidth β, and a message of n bytes takes about α + n / β. At n = α β, the latency
 # accounts for half of that time; shorter messages waste most of the bandwidth of the link.
 #
-# The bandwidths below are per direction. NVLink 4 has 18 links of 25 GB/s on an H100 (the data sheet gives 900 GB/s for
-# both directions together). PCIe 5.0 x16 has 32 GT/s x 16 lanes x 128/130, InfiniBand NDR has 400 Gbit/s, and the
-# Ethernet has 25 Gbit/s. The latencies are those of a ring step in the cost model of NCCL (`hwLat` in
+# The bandwidths below are per direction. On an H100, NVLink 4 provides 18 links of 25 GB/s each (the data sheet gives
+# 900 GB/s for both directions together), PCIe 5.0 x16 provides 32 GT/s x 16 lanes x 128/130, InfiniBand NDR 400 Gbit/s,
+# and Ethernet, in this table, 25 Gbit/s. The latencies are those of a ring step in NCCL's cost model (`hwLat` in
 # `src/graph/tuning.cc`, protocol Simple: 3.4, 5.7 and 14 µs for NVLink, PCI and network). For TCP over Ethernet, the
-# table assumes 30 µs, the order of magnitude of the latency of the kernel's network stack. Measure your own cluster
-# with `nccl-tests`.
+# table assumes 30 µs, roughly the latency of the kernel's network stack. Measure your own cluster with `nccl-tests`.
 #
-# Each emulated link is a thousand times slower than the real one, so microseconds become milliseconds. The measured
-# column shows real time.
+# Each emulated link is a thousand times slower than the real link, so microseconds become milliseconds. The measured
+# column shows wall-clock time on the emulated link.
 
 # %% tags=["C38", "nbval-ignore-output"]
 LINKS = {  # seconds, bytes per second
@@ -911,16 +910,16 @@ for name, (latency, bandwidth) in LINKS.items():
 # %% [markdown]
 # ### Measured: few, large and even messages are the fastest
 #
-# Every message costs α. That is why NCCL uses trees for small tensors, why DDP collects gradients in buckets, and why
-# FSDP collects parameters in flat parameters. The FSDP paper (figure 2) gathers the same volume in ever smaller
-# all-gathers: below about 33 million elements per all-gather, the total time rises steeply. Here two ranks gather 4 MiB
-# in 1 to 64 messages: the number of bytes stays the same, but every message adds a latency. In α + n / β, n is the
-# number of bytes that a rank sends; on two ranks, it is half of the gathered bytes.
+# Every message incurs the latency α. This is why NCCL uses trees for small tensors, DDP collects gradients in buckets,
+# and FSDP collects parameters in flat parameters. The FSDP paper (figure 2) gathers the same volume with increasingly
+# smaller all-gathers: below about 33 million elements per all-gather, the total time rises steeply. Here, two ranks
+# gather 4 MiB in 1 to 64 messages: the number of bytes stays the same, but every message adds a latency. In α + n / β,
+# n is the number of bytes sent by a rank; on two ranks, it is half of the gathered bytes.
 #
 # The paper also finds that shards should be **even**. Neither NCCL nor gloo gathers uneven shards in one operation:
 # with NCCL, torch broadcasts each rank's shard (N messages), and with gloo, torch rejects the call. The alternative is
-# to pad every shard to the length of the longest (one message, more bytes). Here the shards are 40, 30, 20 and 10
-# percent of 1 MiB.
+# to pad every shard to the length of the longest shard (one message, more bytes). Here, the shards are 40, 30, 20 and
+# 10 per cent of 1 MiB.
 
 
 # %% tags=["C6"]
@@ -1002,9 +1001,8 @@ assert min(found, key=lambda name: found[name][2]) == "even shards"
 
 # %% [markdown]
 # The cell times the same messages over the emulated link and over plain gloo on this machine.
-# Within one machine, gloo's α is small and varies with the other load on the machine: the cost of
-# many small messages is visible, but the ranking of the three shard layouts may even be reversed.
-# On the emulated link, both effects are visible.
+# Within one machine, gloo's α is small and varies with the load on the machine: the cost of many small messages is
+# visible, but the ranking of the three shard layouts may be reversed. On the emulated link, both effects are visible.
 
 # %% tags=["nbval-ignore-output"]
 per_message = [TOTAL / pieces / 1024 for pieces in PIECES]
@@ -1032,8 +1030,8 @@ plots.lines(
 # ## Break it on purpose
 #
 # **A rank that does not take part.** All ranks of a group must call the same collectives in the same order. The usual
-# violation is an `if rank == 0:` around code that communicates (a checkpoint, a metric), or a rank that runs out of
-# data one batch early.
+# causes of a violation are an `if rank == 0:` around code that communicates (a checkpoint, a metric), and a rank that
+# runs out of data one batch early.
 
 
 # %%
@@ -1051,7 +1049,7 @@ except RankError as error:
     show(error)
 
 # %% [markdown]
-# The rank that the error *names* is not at fault; look for the fault on a rank that has finished or is waiting
+# The rank *named* in the error is not the cause; look for the mistake on a rank that has finished or is waiting
 # elsewhere.
 #
 # **A different order.** Rank 1 reduces two gradients of the same shape in a different order, for
@@ -1072,35 +1070,35 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
     print(f"rank {rank}: first {first}, expected [3.0, 3.0]; second {second}, expected [30.0, 30.0]")
 
 # %% [markdown]
-# Collectives carry no names: the k-th call of one rank is matched with the k-th call of the others. If the calls differ
-# in kind or size, the job hangs or aborts; otherwise, the numbers are wrong. If you suspect such a mismatch, compare
+# Collectives have no names: the k-th call on one rank is matched with the k-th call on the others. If the calls differ
+# in kind or size, the job hangs or aborts; otherwise, the results are wrong. If you suspect such a mismatch, compare
 # the ranks' logs (`comm.record()`); `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes torch compare the calls of all ranks.
 #
 # ## What is still missing
 #
-# You can now average the gradients of a model with one all-reduce per parameter. But a model has hundreds of
-# parameters, most of them small, and small messages are expensive, as measured above. Also, all reductions wait for the
-# end of the backward pass, although 1.3 shows that this is unnecessary. Lab 02 solves both problems: it collects
-# gradients in buckets, and it reduces the buckets during the backward pass.
+# You can now average the gradients of a model with one all-reduce per parameter. But a model has hundreds of mostly
+# small parameters, and small messages are inefficient, as measured above. Also, all reductions wait for the end of the
+# backward pass, although 1.3 shows that this is unnecessary. Lab 02 solves both problems: it collects gradients in
+# buckets, and it reduces the buckets during the backward pass.
 #
 # ## What to remember
 #
 # 1. All ranks run one program with the same `world size`; only `rank` differs.
 # 2. The call starts a collective and `wait()` finishes it; in between, do not touch its buffers.
 # 3. An all-reduce is a reduce-scatter followed by an all-gather. In a ring, each rank sends (N - 1) / N of the data in
-#    each of these two, for every N.
+#    each of these two operations, for every N.
 # 4. A message takes α + n / β, so send few, large and even messages.
 # 5. All ranks must call the same collectives in the same order; otherwise the job hangs or silently
 #    computes wrong numbers.
 #
 # ## Questions
 #
-# **1. How much does one GPU send in a ring all-reduce of 1 GiB, over 8 GPUs and over 64?**
+# **1. How many bytes does one GPU send in a ring all-reduce of 1 GiB over 8 GPUs, and how many over 64 GPUs?**
 #
 # <details><summary>Answer</summary>
 #
-# One GPU sends 2 x 7/8 = 1.75 GiB in 14 messages over 8 GPUs, and 2 x 63/64 = 1.97 GiB in 126 messages over 64. The
-# number of bytes hardly grows. The number of messages grows with N, and so does the fraction of the total time that is
+# One GPU sends 2 x 7/8 = 1.75 GiB in 14 messages over 8 GPUs, and 2 x 63/64 = 1.97 GiB in 126 messages over 64 GPUs.
+# The number of bytes hardly grows. The number of messages grows with N, and so does the fraction of time spent on
 # latency, because each message is smaller: 16 MiB instead of 128 MiB.
 # </details>
 #
@@ -1109,17 +1107,16 @@ for rank, (first, second) in enumerate(launch(another_order, 2)):
 # <details><summary>Answer</summary>
 #
 # The tree is better when n is small. A reduce and a broadcast as trees take 2 log2 N (α + n / β), and the ring takes 2
-# (N - 1) (α + n / (N β)). For n → 0, these become 2 log2 N and 2 (N - 1) latencies. NCCL chooses by size. Its trees
-# process chunks of the tensor in a pipeline, so they lose little bandwidth on large tensors.
+# (N - 1) (α + n / (N β)). For n → 0, these times become 2 log2 N and 2 (N - 1) latencies. NCCL chooses by size. Its
+# trees process chunks of the tensor in a pipeline, so they lose little bandwidth on large tensors.
 # </details>
 #
-# **3. Your job hangs, and the timeout message names ranks 0 to 6 of 8, all in the same all-reduce.
-# Where do you look?**
+# **3. Your job hangs, and the timeout message names ranks 0 to 6 of 8, all in the same all-reduce. Where do you look
+# for the cause?**
 #
 # <details><summary>Answer</summary>
 #
-# Look at rank 7: it did not call the all-reduce. It has finished, has raised an exception, or is
-# waiting somewhere else.
+# On rank 7, which did not call the all-reduce. It has finished, has raised an exception, or is waiting somewhere else.
 # </details>
 #
 # **4. The loss of a data-parallel run diverges unless the learning rate is divided by the number of

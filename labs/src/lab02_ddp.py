@@ -10,10 +10,10 @@
 # %% [markdown]
 # # Lab 02: distributed data parallelism
 #
-# Data parallelism splits the batch across N copies of one model. Each rank computes on its own rows, and the ranks
-# average their gradients before the optimizer step. That is all there is to data parallelism, and it takes one
-# all-reduce per parameter. The rest of this lab makes it fast, first by sending fewer and larger messages, then by
-# sending them while the backward pass is still running. These three stages, called *rungs* here, make up
+# Data parallelism splits the batch across N copies of one model. Each rank computes on its own samples, and the ranks
+# average their gradients before the optimizer step. This is all of data parallelism, and it takes one all-reduce per
+# parameter. The rest of this lab makes it fast, first by sending fewer and larger messages, then by sending them while
+# the backward pass is still running. These three stages, called *rungs* here, make up
 # `torch.nn.parallel.DistributedDataParallel`.
 #
 # ![Gradients collected in buckets, in the order in which the backward pass computes
@@ -23,10 +23,9 @@
 #
 # **Afterwards you can**
 #
-# - write DDP with autograd hooks and one collective, and explain why its result equals that of
-#   training in one process;
+# - write DDP with autograd hooks and one collective, and explain why its result equals single-process training;
 # - explain the purpose of a bucket, its memory cost, and why buckets are filled from the last layer backwards;
-# - tell from a log of collectives or from a timeline whether communication overlaps with the backward pass;
+# - determine from a log of collectives or from a timeline whether communication overlaps with the backward pass;
 # - accumulate gradients over micro-batches without communicating in each of them;
 # - recognize the usual bugs, most of which raise no error.
 #
@@ -34,9 +33,8 @@
 # groups, all-reduce and `wait()`.
 #
 # **Time** 75 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, one rank per GPU).
-# **Memory** at most 4 MiB of tensors per rank (measured at the end); a process takes about 270 MiB, most of them for
-# torch's code, which the ranks share. (gloo and NCCL are the libraries that carry messages between CPUs and between
-# GPUs, respectively.)
+# **Memory** at most 4 MiB of tensors per rank (measured at the end); a process takes about 270 MiB, mostly for torch's
+# code, which the ranks share. (gloo and NCCL are the communication libraries for CPUs and for GPUs, respectively.)
 
 # %% tags=["setup"]
 # set-up
@@ -57,13 +55,13 @@ RANKS, ROWS, CONTEXT = 2, 8, 32  # N; rows per global batch; tokens per row
 # %% [markdown]
 # ## Two devices, two different models
 #
-# Two devices that each take half of the rows need half the time for a batch. But they compute two
-# different gradients, and after the first step they hold two different models.
+# If two devices process half of the samples each, a batch takes half the time. But they compute two different
+# gradients, and after the first step, they hold two different models.
 #
-# This lab trains a small GPT to count, on rows like 41, 42, 43, ... The global batch of a step is the same for any
-# number of ranks, and each rank takes its rows from it. Every rank initializes its weights from its own seed, as
-# separate programs would, and receives the weights of rank 0 before training (in `start_equal`, with one broadcast per
-# parameter, as in lab 01).
+# This lab trains a small GPT to count, on samples such as 41, 42, 43, ... (the rows of a batch). The global batch of a
+# step is the same for any number of ranks, and each rank takes its samples from it. Every rank initializes its weights
+# with a different seed, as separate programs would, and receives the weights of rank 0 before training (in
+# `start_equal`, with one broadcast per parameter, as in lab 01).
 #
 # The GPT has two embeddings (tokens and positions), four blocks of 12 parameter tensors each (two
 # LayerNorms and four linear layers, each with a weight and a bias), and a final LayerNorm and
@@ -117,10 +115,9 @@ def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
 # %% [markdown]
 # ### Measured: equal parameters, different data, different gradients
 #
-# After the broadcast, both ranks hold the same parameters. Their rows differ, so their gradients differ. Each rank's
-# loss is the mean over its rows, and all ranks have the same number of rows. The mean of the gradients of all ranks is
-# therefore the gradient of the mean loss over the global batch, which is the gradient that a single process would
-# compute.
+# After the broadcast, both ranks hold the same parameters. Their samples differ, so their gradients differ. Each rank's
+# loss is the mean over its samples, and all ranks have the same number of samples. The mean of all ranks' gradients is
+# therefore the gradient of the mean loss over the global batch, as a single process would compute it.
 
 
 # %% tags=["C40"]
@@ -149,14 +146,14 @@ assert torch.allclose(mean, whole, atol=1e-6)
 # *5 minutes, easy*
 #
 # A *post-accumulate-grad hook* is a function that autograd calls with a parameter as soon as
-# `backward` has accumulated this parameter's gradient into `.grad`. Write the body of the hook,
-# which replaces `param.grad` by its mean over the ranks of `group`.
+# `backward` has accumulated this parameter's gradient into `.grad`. Write the body of the hook: it replaces
+# `param.grad` by its mean over the ranks of `group`.
 #
 # Use `comm.all_reduce(tensor, group, op)`: it reduces `tensor` in place, with the same result on
 # all ranks, and returns a handle. The result may be read after `handle.wait()`. The operation `op`
 # is `comm.SUM` or `comm.MEAN`; `group.size()` is N.
 #
-# First, a prediction: how many all-reduces does one training step of this GPT then issue?
+# Predict: how many all-reduces does one training step of this GPT then issue?
 
 # %%
 predict("2.1", ..., "all-reduces in one step of one rank, one per parameter tensor")
@@ -233,8 +230,8 @@ def close(mine: list[float], theirs: list[float]) -> bool:
 # %% [markdown]
 # ### Measured: the same loss as a single process
 #
-# The cell prints the mean of the losses of all ranks at each step next to the loss of a single process that sees all
-# rows. Equal parameters, gradients and optimizers produce equal steps, so the copies never need to be compared again.
+# For each step, the cell prints the mean of all ranks' losses next to the loss of a single process with the full batch.
+# Equal parameters, gradients and optimizers produce equal steps, so the copies never need to be compared again.
 
 # %% tags=["C7"]
 one_process, two_ranks = mean_losses(alone, 1), mean_losses(rung_1, RANKS)
@@ -285,11 +282,11 @@ print(f"{len(calls_1)} all-reduces, {sum(call.payload for call in calls_1):,} by
 # %% [markdown]
 # ### Measured: every rank holds the full model state
 #
-# The *ledger* is the course's instrument for memory (lab 00). It records every block of memory that
-# an operator returns, and counts the block under a tag for its purpose until it is freed. Here it
-# counts the bytes at the end of each stage of a step. Let Ψ be the number of elements in all
-# parameters. The prediction is 4Ψ bytes each for parameters and gradients, and 8Ψ for AdamW plus a
-# step counter of 4 bytes per tensor. The values for one process are drawn in grey.
+# The *ledger* is the course's instrument for memory (lab 00). It records every memory block returned by an operator,
+# and counts the block under a tag for its purpose until it is freed. Here, it counts the bytes at the end of each stage
+# of a step. Let Ψ be the total number of parameter elements. The prediction is 4Ψ bytes each for parameters and
+# gradients, and 8Ψ bytes for AdamW plus a step counter of 4 bytes per tensor. The values for a single process are drawn
+# in grey.
 
 
 # %% tags=["C7"]
@@ -344,7 +341,7 @@ plots.stages(
 # %% [markdown]
 # ### Measured: a sum instead of a mean
 #
-# Here the hook deliberately sums without dividing. By what factor is the first step longer than with the mean?
+# Here, the hook deliberately sums without dividing. How many times as large as with the mean is the first step?
 
 
 # %% tags=["C40"]
@@ -372,15 +369,15 @@ assert abs(longer["SGD"] - RANKS) < 1e-3
 assert abs(longer["Adam"] - 1) < 0.02
 
 # %% [markdown]
-# With SGD, the learning rate is in effect N times the value you set, so a rate tuned on 8 ranks is 8 times as large on
-# 64 ranks. Adam divides the gradient by its own size, so apart from `eps`, a factor in the gradient makes no
-# difference, whether it is 8 or 64. With Adam, the mistake is hardly visible until gradients are clipped. The norm of
-# the summed gradients is N times as large, so clipping begins at 1 / N of the intended bound.
+# With SGD, the effective learning rate is N times the specified value, so the effective rate on 64 ranks is 8 times as
+# large as on 8 ranks. Adam normalizes the gradient by its magnitude, so apart from `eps`, a constant factor makes no
+# difference. With Adam, the mistake is hardly visible unless gradients are clipped. The norm of the summed gradients is
+# N times as large, so clipping begins at 1 / N of the intended threshold.
 #
 # ### Break it: reduce the parameter
 #
-# Other tensor hooks receive a gradient; a post-accumulate-grad hook receives the *parameter*. Here
-# the argument of the hook is called `grad`, and nothing fails:
+# Other tensor hooks receive a gradient; a post-accumulate-grad hook receives the *parameter*. Here, the argument of the
+# hook is named `grad`, and nothing fails:
 
 
 # %%
@@ -419,8 +416,8 @@ assert max(differences) == 0.0
 # %% [markdown]
 # ### Break it: forget the broadcast
 #
-# Without `start_equal`, the ranks average the gradients of two different models. A common claim is
-# that such ranks drift apart. How does the difference change from step to step?
+# Without `start_equal`, the ranks average the gradients of two different models. A common claim is that such ranks
+# diverge. How does the difference change from step to step?
 
 
 # %%
@@ -436,11 +433,11 @@ print(f"largest difference from rank 0 after step 0: {differences[0]:.4f}, after
 assert abs(differences[0] - differences[-1]) < 1e-4
 
 # %% [markdown]
-# The difference stays the same to the last digit shown: equal gradients make equal steps, and equal steps leave a
-# difference unchanged (with SGD; weight decay shrinks it slowly). But each gradient is a mean over two different
-# models, and so it is the gradient of neither. The loss curves do not reveal the mistake, and neither does the
-# checkpoint, which comes from rank 0. Only a comparison between ranks reveals it. When `DistributedDataParallel` is
-# constructed, it compares the shapes of the parameters and broadcasts the parameters and buffers of rank 0.
+# The difference stays the same to the last printed digit: equal gradients produce equal steps, and equal steps leave
+# the difference unchanged (with SGD; weight decay shrinks it slowly). But each gradient is a mean over two different
+# models, so it is the gradient of neither. The loss curves do not reveal the mistake, and neither does the checkpoint,
+# which comes from rank 0. Only a comparison between ranks reveals it. When `DistributedDataParallel` is constructed, it
+# compares the shapes of the parameters and broadcasts the parameters and buffers of rank 0.
 #
 # ### Break it: a parameter that one rank does not use
 #
@@ -475,13 +472,12 @@ except RankError as error:
     print("rank 0 is in", " <- ".join(name for name in functions if name in ("wait", "average_gradient")))
 
 # %% [markdown]
-# Rank 0's second all-reduce has no partner. An uneven number of batches ends the same way: the rank with one extra
-# batch waits in that batch's first all-reduce. The stuck rank's stack shows *where* it is waiting; the logs of the
-# other ranks show what they did instead. (With NCCL, the rank is not stuck in `wait`, which blocks a stream and not the
-# host, but at the point where the host needs the value of a gradient.)
+# Rank 0's second all-reduce has no counterpart on rank 1. An uneven number of batches has the same effect: the rank
+# with an additional batch waits in that batch's first all-reduce. The stack of the stuck rank shows *where* it is
+# waiting; the logs of the other ranks show what they did instead. (With NCCL, the rank does not hang in `wait`, which
+# blocks a stream and not the host, but where the host needs the value of a gradient.)
 #
-# A hang is the better outcome. Now rank 0 uses layer 0 and rank 1 uses layer 1, so each rank issues
-# one all-reduce:
+# A hang is not the worst outcome. Now rank 0 uses layer 0 and rank 1 uses layer 1, so each rank issues one all-reduce:
 
 
 # %%
@@ -496,8 +492,8 @@ mixed = torch.allclose(found[0][0], (own[0][0] + own[1][1]) / RANKS)
 print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer 1: {mixed}")
 
 # %% [markdown]
-# There is neither an error nor a hang, but the numbers are meaningless. Collectives have no names;
-# they are matched by the order in which they are issued. Exercise 2.3 solves this problem.
+# There is neither an error nor a hang, but the gradients are meaningless. Collectives have no names; they are matched
+# by the order in which they are issued. Exercise 2.3 solves this problem.
 #
 # **What is still missing**: a step sends 54 messages, most of them tiny, and the host waits for
 # each of them.
@@ -506,21 +502,21 @@ print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer
 #
 # *12 minutes, medium*
 #
-# Every message costs one latency, however short it is, plus bytes / bandwidth. Collecting gradients in *buckets* saves
-# latencies. Buckets are assigned by the same three rules as in torch (`_compute_bucket_assignment_by_size`):
+# Every message takes one latency, however short it is, plus bytes / bandwidth. Collecting gradients in *buckets*
+# reduces the number of latencies. Buckets are assigned by the same three rules as in torch
+# (`_compute_bucket_assignment_by_size`):
 #
-# - Walk through the parameters in *reverse* order of registration. The backward pass begins at the last layer, so the
-#   first bucket is complete first.
-# - Add parameters to a bucket until it holds at least `cap_bytes`. The parameter that reaches the
-#   cap still belongs to the bucket (parameters are never split).
+# - Process the parameters in *reverse* order of registration. The backward pass begins at the last layer, so the first
+#   bucket is complete first.
+# - Add parameters to a bucket until its size is at least `cap_bytes`. The parameter that reaches the cap still belongs
+#   to the bucket (parameters are never split).
 # - A buffer has one dtype, so each dtype has its own open bucket. A parameter joins the open bucket
 #   of its dtype, even if parameters of another dtype came in between. The buckets are listed in the
 #   order in which they are opened.
 #
-# The remainder at the end forms a bucket too. The GPT has Ψ = 235,265 elements of 4 bytes. Counted
-# from the end, the head and its LayerNorm take 67 kB, each of the four blocks takes 200 kB, and the
-# embeddings take 74 kB. No tensor is larger than 66 kB. The cap below is 256 KiB, or 262 kB. How
-# many buckets result?
+# The remaining parameters also form a bucket. The GPT has Ψ = 235,265 elements of 4 bytes. In reverse order, the head
+# and its LayerNorm take 67 kB, each of the four blocks takes 200 kB, and the embeddings take 74 kB. No tensor is larger
+# than 66 kB. The cap below is 256 KiB, or 262 kB. Predict: how many buckets are there?
 
 # %%
 CAP = 256 * 2**10
@@ -562,8 +558,8 @@ print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map
 # *10 minutes, medium*
 #
 # The reduction of a bucket has two halves. The first half copies the gradients into one flat buffer and issues the
-# all-reduce. The second half, which is exercise 2.4, waits and copies the means back. Other work can run between the
-# two halves, and rung 3 will make use of this.
+# all-reduce. The second half (exercise 2.4) waits and copies the means back. Other work can run between the two halves,
+# as it does in rung 3.
 #
 # `device.empty(numel, dtype, "communication", where)` allocates the buffer without initializing it, and records its
 # role in the ledger; `where` is the `.device` of a parameter. `flat.split([n, m, ...])` returns views of consecutive
@@ -572,9 +568,9 @@ print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map
 # A gradient that is None on this rank counts *as zero*. All ranks then have the same buckets,
 # whichever parameters they used, and the mean over the ranks is still a sum divided by N.
 #
-# These buffers are called *staging*. Suppose that each bucket is finished before the next one is
-# started. How many bytes of staging are alive at the peak? (The number of elements in each bucket
-# is printed above.)
+# These buffers are called *staging* buffers. Suppose that each bucket is finished before the next one is started.
+# Predict: how many bytes of staging buffers are allocated at the peak? (The number of elements in each bucket is
+# printed above.)
 
 # %%
 predict("2.3", ..., "bytes of staging at the peak, one bucket after the other")
@@ -651,10 +647,9 @@ assert staging == max(bucket_bytes), f"{staging:,} bytes on top of the gradients
 # %% [markdown]
 # ### Measured: buckets save latency
 #
-# Both rungs move the same number of bytes. The link is emulated, with a latency of 1 ms and 25 MB/s
-# per direction, which is slow enough to matter for a model that fits on a laptop. A message of
-# `wire` bytes takes latency + wire / bandwidth. In a ring of N ranks, an all-reduce of b bytes puts
-# 2 (N - 1) / N * b bytes on each rank's wire.
+# Both rungs move the same number of bytes. The emulated link has a latency of 1 ms and 25 MB/s per direction, which is
+# slow enough to matter for a model that fits on a laptop. A message of `wire` bytes takes latency + wire / bandwidth.
+# In a ring of N ranks, each rank sends 2 (N - 1) / N * b bytes in an all-reduce of b bytes.
 
 # %% tags=["C7"]
 LINK = "latency=1ms,bandwidth=25MB/s"
@@ -670,8 +665,8 @@ assert (len(calls_1), len(calls_2)) == (len(params), len(buckets))
 assert sum(call.payload for call in calls_1) == sum(call.payload for call in calls_2) == 4 * psi
 
 # %% [markdown]
-# The price is staging: while a bucket is being reduced, it occupies a buffer of its own size, so
-# the peak is the size of the largest bucket.
+# The cost is a staging buffer: while a bucket is being reduced, it occupies a buffer of its own size, so the peak is
+# the size of the largest bucket.
 
 # %%
 plots.curve(
@@ -686,8 +681,8 @@ plots.curve(
 # %% [markdown]
 # ### The fix for unused parameters
 #
-# These are the two cases from above, now with rung 2. Every rank reduces every bucket, with zeros
-# for the parameters that it did not use.
+# The next cell repeats the two cases from above with rung 2. Every rank reduces every bucket, with zeros for unused
+# parameters.
 
 # %%
 for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
@@ -698,7 +693,7 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
     assert right
 
 # %% [markdown]
-# Rung 3 will not have this fix, because its hooks fire only for gradients that exist.
+# Rung 3 will not have this fix, because its hooks fire only for existing gradients.
 #
 # **What is still missing**: the first message is sent only after the entire backward pass is over.
 #
@@ -706,8 +701,8 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 #
 # *12 minutes, hard*
 #
-# The gradients of the last layers are ready long before those of the first layers. So a bucket can be sent as soon as
-# its last gradient is ready, while the backward pass continues. The host has to wait only at the end of the backward
+# The gradients of the last layers are ready long before those of the first layers. So a bucket can be reduced as soon
+# as its last gradient is ready, while the backward pass continues. The host has to wait only at the end of the backward
 # pass.
 #
 # One condition must hold: **all ranks launch the buckets in the same order**. The order in which gradients become ready
@@ -716,7 +711,7 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 #
 # The state of the hook is in `reducer`:
 #
-# | field | holds |
+# | field | content |
 # |---|---|
 # | `buckets` | list of buckets, each a list of parameters |
 # | `bucket_of` | the number of a parameter's bucket: `reducer.bucket_of[param]` |
@@ -729,7 +724,8 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 # Autograd's engine has a queue of functions that run after all gradients are computed and before
 # `backward` returns. A hook adds a function to this queue with `at_end_of_backward(function)`.
 #
-# How much staging is alive at the peak, now that no bucket is finished before the end of the backward pass?
+# Predict: now that no bucket is finished before the end of the backward pass, how many bytes of staging buffers are
+# allocated at the peak?
 
 # %%
 predict("2.5", ..., "staging at the peak, as a multiple of the gradients' bytes, two decimals")
@@ -793,7 +789,7 @@ def rung_3(model: nn.Module) -> Callable[[], None]:
 # The cell prints the events of one step of each rung, in order and with the letters from above: `g` gradient, `i`
 # issue, `w` wait, `|` backward has returned. Rung 1 also issues its all-reduces early, but the host waits for each one
 # immediately (`giw`), and the backward pass continues only when the result has arrived. An all-reduce overlaps with the
-# backward pass only if it is in flight while gradients are still being computed.
+# backward pass only if it is in progress while gradients are still being computed.
 
 # %% tags=["C7"]
 seen = launch(follow, RANKS, rung_3)
@@ -813,13 +809,13 @@ assert most == len(buckets), "rung 3 waits before all of its buckets have left"
 assert seen[0][1] == seen[1][1]
 
 # %% [markdown]
-# The last bucket is launched only with the last gradient, so its communication can never be hidden. By default, torch
-# uses a single bucket in the first step. From the second step on, torch assigns buckets in the order in which the
-# gradients actually arrived. The cap is 1 MiB for the first bucket, so that it is launched early, and 25 MiB for the
-# others.
+# The all-reduce of the last bucket is launched only with the last gradient, so its communication is always exposed. By
+# default, torch uses a single bucket in the first step. From the second step on, torch assigns buckets in the order in
+# which the gradients actually arrived. The cap is 1 MiB for the first bucket, so that it is launched early, and 25 MiB
+# for the others.
 #
-# The next figure shows one step of each rung over time, on rank 0 and on the emulated link. The batch has more rows
-# here, so that the backward pass is long enough to hide some of the communication.
+# The next figure shows one step of each rung over time, on rank 0 and on the emulated link. Here, the batch has more
+# samples, so that the backward pass is long enough to hide some of the communication.
 
 
 # %% tags=["C7", "nbval-ignore-output"]
@@ -898,12 +894,12 @@ plots.curve(
 )
 
 # %% [markdown]
-# Neither the peak of the two passes nor that of the entire step changes from rung to rung, because the buffers fill the
-# space that the backward pass frees. If there are few activations, as with activation checkpointing or with one row per
-# rank, the buffers do raise the peak. `gradient_as_bucket_view=True` saves this copy of the gradients: the buckets are
-# permanent, and every `.grad` is a view of a bucket. In `minifsdp/ddp/buckets.py`, the two kinds of bucket are
-# `StagingBucket` and `GradientBucket`, about thirty lines each. `StagingBucket`, unlike your functions, copies nothing
-# back: each gradient moves into the buffer as soon as it has been computed, and stays there.
+# Neither the peak of the two passes nor that of the entire step changes from rung to rung, because the buffers use the
+# memory freed by the backward pass. If there are few activations, for example with activation checkpointing or with one
+# sample per rank, the buffers do raise the peak. `gradient_as_bucket_view=True` avoids this copy of the gradients: the
+# buckets are permanent, and every `.grad` is a view of a bucket. In `minifsdp/ddp/buckets.py`, the two kinds of bucket
+# are `StagingBucket` and `GradientBucket`, with about thirty lines each. Unlike your functions, `StagingBucket` copies
+# nothing back: each gradient is moved into the buffer as soon as it has been computed, and stays there.
 #
 # ### Compared with torch
 #
@@ -940,7 +936,7 @@ assert all(all(each.values()) for each in same)
 #
 # *8 minutes, medium*
 #
-# A batch that does not fit into memory is processed in k micro-batches, and `backward` adds up their gradients in
+# A batch that does not fit in memory is processed in k micro-batches, and `backward` accumulates their gradients in
 # `.grad`. The mean over ranks is needed only after the last micro-batch. In torch, the first k - 1 micro-batches run
 # inside `with ddp.no_sync():`. Here, `reducer.sync` decides whether a backward pass communicates, and your hook reads
 # this flag.
@@ -948,9 +944,8 @@ assert all(all(each.values()) for each in same)
 # When your function returns, `.grad` is the gradient of the *mean* loss over all micro-batches and
 # ranks, and `reducer.sync` is True again.
 #
-# The bytes that the program passes to an all-reduce are its *payload*; the bytes that a rank then
-# puts on the wire depend on the algorithm, as above. What is the payload of a step of k = 4
-# micro-batches?
+# The bytes passed to an all-reduce are its *payload*; the number of bytes sent by a rank depends on the algorithm, as
+# above. Predict: what is the payload of a step with k = 4 micro-batches?
 
 # %%
 predict("2.6", ..., "payload of a step of 4 micro-batches, as a multiple of the gradients' bytes, two decimals")
@@ -1027,23 +1022,23 @@ print(f"the most that a rank held at once: {max(w['all'] for w in (usage_1, usag
 #    compared again.
 # 2. Take the mean, not the sum. Reduce the gradient, not the parameter. Broadcast before the first
 #    step. None of the three mistakes raises an error.
-# 3. With buckets, you pay one latency per bucket, not per parameter. Buckets are filled in reverse order of the
+# 3. With buckets, there is one latency per bucket, not per parameter. Buckets are filled in reverse order of the
 #    parameters, because the backward pass completes gradients in roughly this order.
-# 4. Overlap separates the two halves of a reduction: launch every full bucket when its turn comes, and wait at the end
-#    of the backward pass. It costs a copy of the gradients, unless the gradients are views of the buckets.
+# 4. Overlap separates the two halves of a reduction: launch the reduction of every full bucket, in order, and wait at
+#    the end of the backward pass. It costs a copy of the gradients, unless the gradients are views of the buckets.
 # 5. Collectives are matched by order. Every rank must issue the same collectives in the same order,
 #    whether or not it uses all parameters, has as many batches as the others, or accumulates over
 #    micro-batches.
 #
 # ## More: break it
 #
-# The lab is complete. This section shows three mistakes that raise no error. Two give wrong
-# gradients; the third costs traffic.
+# The lab is complete. This section shows three mistakes that raise no error. Two mistakes give wrong gradients; the
+# third causes unnecessary traffic.
 #
 # ### Break it: launch a bucket when it is full
 #
-# Rank 1 calls two layers of the same size in the opposite order, so its buckets also fill in the
-# opposite order. This hook launches each bucket as soon as it is full:
+# Rank 1 calls two layers of the same size in the opposite order, so its buckets also fill in the opposite order. The
+# following hook launches the reduction of each bucket as soon as the bucket is full:
 
 
 # %%
@@ -1079,8 +1074,8 @@ for name, grads in zip(("when full", "in turn"), launched, strict=True):
 
 # %% [markdown]
 # If the buckets have equal sizes, the sums are wrong; if the sizes differ, there is an error or a hang. NCCL cannot
-# detect the mistake either: it relies on the program for the order of collectives. Calling layers in a data-dependent
-# order makes the order differ between ranks, and so does a branch that only some ranks take.
+# detect the mistake either: it relies on the program for the order of collectives. The order differs between ranks if
+# layers are called in a data-dependent order, or if only some ranks take a branch.
 #
 # ### Break it: an unused parameter, with rung 3
 #
@@ -1093,11 +1088,11 @@ print(f"each rank still has its own gradients: {untouched}")
 assert untouched
 
 # %% [markdown]
-# The hook of a parameter without a gradient never fires. Its bucket and all later buckets are never launched, and here
-# this happens on both ranks without an error. If one rank uses all its parameters, that rank waits forever. So rung 3
-# requires every parameter to be used on every rank. torch's DDP requires this too, and otherwise raises an error in the
-# next forward pass. With `find_unused_parameters=True`, torch walks through the autograd graph after each forward pass
-# and marks unused parameters as ready. One more all-reduce finds the parameters that *no* rank used.
+# The hook of a parameter without a gradient never fires. Neither its bucket nor any later one is ever reduced, and
+# here, neither rank reports an error. If one rank uses all its parameters, that rank waits forever. So rung 3 requires
+# every parameter to be used on every rank. torch's DDP requires this too, and otherwise raises an error in the next
+# forward pass. With `find_unused_parameters=True`, torch traverses the autograd graph after each forward pass and marks
+# unused parameters as ready. An additional all-reduce finds the parameters that are unused on *all* ranks.
 #
 # ### Break it: forget `no_sync`
 
@@ -1108,10 +1103,10 @@ print(f"{messages} all-reduces, {forgotten:,} bytes: {forgotten / payload:.0f} t
 assert forgotten == MICRO * payload
 
 # %% [markdown]
-# The gradient is nevertheless right: the mean of equal values is that value, so the sum that has already been reduced
-# does not change. But a *sum* that is divided only at the end is wrong, because each reduction multiplies the earlier
-# contents of `.grad` by N. In the next cell, element i of the gradient comes from micro-batch i alone, so it shows how
-# many times this micro-batch is counted:
+# The gradient is still correct: averaging equal values returns the same value, so reducing the accumulated part again
+# does not change it. But reducing with a *sum* and dividing only at the end is wrong, because each reduction multiplies
+# the accumulated `.grad` by N. In the next cell, element i of the gradient comes only from micro-batch i, so it shows
+# how many times this micro-batch is counted:
 
 
 # %%
@@ -1129,30 +1124,29 @@ print("mean each time:                     ", means)
 print("sum each time, divided by N at last:", sums)
 
 # %% [markdown]
-# Another common claim is that accumulation *with* communication "reduces after several steps". In fact it reduces in
-# every micro-batch. In DDP, this only costs traffic; with sharded gradients, it saves memory (labs 03 and 09).
+# Another common claim is that accumulation *with* communication "reduces after several steps". In fact, it reduces in
+# every micro-batch. In DDP, this only causes traffic; with sharded gradients, it saves memory (labs 03 and 09).
 #
 # ## Questions
 #
-# **1. The data loader of rank 1 has one batch fewer than that of rank 0. What happens, and what are three ways to fix
-# it?**
+# **1. Rank 1's data loader has one batch fewer than rank 0's. What happens, and what are three ways to fix it?**
 #
 # <details><summary>Answer</summary>
 #
 # Rank 0 waits in the first all-reduce of its last backward pass until the timeout. There are three fixes. The first is
-# to drop the last batch, with a sampler that gives all ranks the same number of batches. The second is to let the ranks
-# agree on whether to continue, with an all-reduce of one number per step. The third is to let the rank that has
-# finished answer every collective of the others with zeros, as torch's `Join` does, and to divide by the number of
-# ranks that still have data.
+# to drop the last batch, with a sampler that gives all ranks the same number of batches. The second is an all-reduce of
+# one number per step, with which the ranks agree on whether to continue. The third is to have finished ranks take part
+# in the remaining collectives with zeros, as torch's `Join` does, and to divide by the number of ranks that still have
+# data.
 # </details>
 #
-# **2. The rows are padded sentences and the loss is the mean over real tokens. Is the mean of the gradients of all
-# ranks still the gradient of the global batch?**
+# **2. The samples are padded sentences and the loss is the mean over non-padding tokens. Is the mean of all ranks'
+# gradients still the gradient of the global batch?**
 #
 # <details><summary>Answer</summary>
 #
-# No, it is not. It is a mean of means: a rank with few real tokens counts as much as a rank with many. Divide the
-# summed loss by the number of real tokens on all ranks (one more all-reduce, of one number), and multiply it by N,
+# No. It is a mean of means: a rank with few non-padding tokens counts as much as a rank with many. Divide the summed
+# loss by the number of non-padding tokens on all ranks (one more all-reduce, of one number), and multiply it by N,
 # because the hook takes the mean. The same applies to the micro-batches in 2.6.
 # </details>
 #
@@ -1160,28 +1154,28 @@ print("sum each time, divided by N at last:", sums)
 #
 # <details><summary>Answer</summary>
 #
-# A single bucket is launched with the last gradient, so there is only one latency, but no overlap. Buckets of one
-# parameter are launched as early as possible, but each pays a latency. The best size lies in between and grows with the
-# latency and with N; torch's default is 25 MiB.
+# The reduction of a single bucket is launched with the last gradient, so there is only one latency, but no overlap.
+# Buckets with one parameter each are reduced as early as possible, but each incurs a latency. The best size lies in
+# between and grows with the latency and with N; torch's default is 25 MiB.
 # </details>
 #
-# **4. Is it enough to put only the backward inside `with ddp.no_sync():`?**
+# **4. Is it enough to put only the backward pass inside `with ddp.no_sync():`?**
 #
 # <details><summary>Answer</summary>
 #
-# It is not enough in torch. `DistributedDataParallel.forward` decides whether the following backward pass reduces, so
-# the forward pass must be inside too. A forward pass outside the `with` block is the usual reason why `no_sync` seems
-# to have no effect.
+# Not in torch. `DistributedDataParallel.forward` decides whether the following backward pass reduces, so the forward
+# pass must be inside too. A forward pass outside the `with` block is the usual reason why `no_sync` seems to have no
+# effect.
 # </details>
 #
-# **5. The all-reduce of gloo blocks the host in `wait()`, whereas that of NCCL does not. What does the `finish` of rung
-# 3 do on a GPU?**
+# **5. gloo's all-reduce blocks the host in `wait()`, whereas NCCL's does not. What does the `finish` of rung 3 do on a
+# GPU?**
 #
 # <details><summary>Answer</summary>
 #
-# `wait()` makes the compute stream wait for the communication stream, and the host runs ahead. It
-# issues the copies back and the optimizer's kernels, which start when the reductions have ended. So
-# the host determines the order of the work, and the device determines when it runs.
+# `wait()` makes the compute stream wait for the communication stream, and the host runs ahead. The host issues the
+# copies back and the optimizer's kernels, which start when the reductions have finished. So the host determines the
+# order of the work, and the device determines when it runs.
 # </details>
 #
 # ## Further reading

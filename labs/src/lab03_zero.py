@@ -10,10 +10,10 @@
 # %% [markdown]
 # # Lab 03: ZeRO-1 and ZeRO-2
 #
-# With DDP, every rank holds all the parameters, all the gradients and all the optimizer state, and
-# all ranks compute the same update. ZeRO (Zero Redundancy Optimizer) removes this redundancy in
-# three stages. This lab builds the first two: it shards the optimizer state over the ranks, and
-# then the gradients as well. The computation stays the same, and the traffic is almost the same.
+# With DDP, every rank holds all parameters, all gradients and the full optimizer state, and all ranks compute the same
+# update. ZeRO (Zero Redundancy Optimizer) removes this redundancy in three stages. This lab builds the first two
+# stages: it shards the optimizer state over the ranks, and then the gradients as well. The computation stays the same,
+# and the traffic is almost the same.
 #
 # ![ZeRO stage 2: every rank has all the parameters, but only a shard of the gradients and of the optimizer
 # state](../slides/figures/partition-2.svg)
@@ -21,12 +21,12 @@
 # *From [lecture 1, Where memory goes, and what ZeRO saves](../slides/memory.md), which comes before this lab.*
 #
 # **Afterwards you can**
-# - split a model's parameters, whatever their sizes, into equal shards;
+# - split the parameters of any model into equal shards;
 # - write the ZeRO-1 step: reduce-scatter the gradients, update a shard, all-gather the parameters;
 # - reduce and free gradients while the backward pass is running, as ZeRO-2 does;
 # - compute the bytes that each stage holds and sends per step;
 # - recognize three mistakes that raise no error: an optimizer over the wrong tensors, clipping by a local norm, and a
-#   checkpoint that contains only one rank's shard.
+#   checkpoint with only one rank's shard.
 #
 # **You need** lab 01 (reduce-scatter, all-gather) and lab 02 (buckets, hooks on gradients).
 #
@@ -34,8 +34,8 @@
 # GPU). **Memory** at most 12 MiB of tensors per rank (measured below), 25 MiB for the larger batch of the timeline; a
 # process takes a few hundred MiB, mostly for torch itself.
 #
-# Ψ is the total number of parameter elements, and N is the number of ranks. Everything is float32,
-# so an element takes 4 bytes, and Adam's two moments take 8 bytes per element.
+# Ψ is the total number of parameter elements, and N is the number of ranks. All tensors are in float32, so an element
+# takes 4 bytes, and Adam's two moments take 8 bytes per element.
 
 # %% tags=["setup"]
 # set-up
@@ -80,10 +80,10 @@ ADAM = {"lr": 1e-3, "eps": 1e-4}
 # ## The question: what is stored N times?
 #
 # The model is a small GPT, and the batches are random tokens, because this lab is about bytes. `measure` takes a
-# trainer, runs three of its steps on this rank and returns the measurements of the third. The optimizer already has its
-# state before the third step; the marks "backward" and "step" are set after the backward pass and after the step.
-# Adam's `eps` is 1e-4, which is larger than usual. With 1e-8, Adam's first steps would hardly depend on the size of a
-# gradient, so a sum over the ranks instead of a mean would not be noticeable.
+# trainer, runs three of its steps on this rank and returns the measurements of the third step, before which the
+# optimizer state already exists. The marks "backward" and "step" are set after the backward pass and after the
+# optimizer step. Adam's `eps` is 1e-4, which is larger than usual. With 1e-8, Adam's first steps would hardly depend on
+# the scale of the gradients, so a sum over the ranks instead of a mean would not be noticeable.
 
 # %%
 SIZES = {"width": 105, "layers": 4}
@@ -177,19 +177,19 @@ for rank, books in enumerate(ddp):
 # %% [markdown]
 # Both ranks hold the same 16Ψ bytes: 4Ψ of parameters, 4Ψ of gradients and 8Ψ of optimizer state
 # (plus 4 bytes per parameter tensor for Adam's step count). Half of this memory is optimizer state;
-# in mixed precision it is three quarters (lab 00). The optimizer state is read and written only by
-# `optimizer.step()`, in which every rank computes the same result from the same input.
+# in mixed precision it is three quarters (lab 00). Only `optimizer.step()` reads and writes the optimizer state, and
+# every rank computes the same result from the same input.
 #
-# But Adam works element by element. So let rank r update only the r-th of N equal shards, keep state only for that
+# But Adam is an elementwise optimizer. So rank r can update only the r-th of N equal shards, keep state only for that
 # shard, and receive the other updated elements from the other ranks. Which elements belong to which rank?
 #
 # ## 3.1 Partition
 #
 # *10 minutes, medium*
 #
-# Collectives need shards of equal size (lab 01), but parameters come in all sizes. So ZeRO ignores parameter
+# Collectives need shards of equal size (lab 01), but parameters have different sizes. So ZeRO ignores parameter
 # boundaries: it concatenates the parameters of a bucket in one flat buffer, pads the buffer to a multiple of N, and
-# splits it into N equal shards, even where a shard boundary falls in the middle of a parameter.
+# splits it into N equal shards, even if a shard boundary falls in the middle of a parameter.
 #
 # ```
 # flat [padded]              p0 | p1 | p2 | zeros
@@ -200,7 +200,7 @@ for rank, books in enumerate(ddp):
 # when an optimizer updates a shard, the model sees the change immediately. (`p` itself stays the same object, because
 # the model, the optimizer and the hooks refer to it.)
 #
-# The buckets are those of your answer in lab 02, in the order in which the backward pass computes their gradients.
+# The buckets come from your answer in lab 02, in the order in which the backward pass computes their gradients.
 
 # %%
 assign_buckets = earlier("2.2")
@@ -257,10 +257,9 @@ outcome(
 #
 # *5 minutes, easy*
 #
-# A torch optimizer updates the tensors that it was given, and allocates state only for these. This
-# is how stage 1 saves memory: it gives the optimizer only this rank's shards. The optimizer is
-# still a real `torch.optim.Adam`, with its learning rate, its weight decay and its fused kernels;
-# it does not know that its parameters are slices.
+# A torch optimizer updates the tensors passed to it, and allocates state only for these tensors. Stage 1 uses this fact
+# to save memory: the optimizer gets only this rank's shards. It is still an unmodified `torch.optim.Adam`, with its
+# learning rate, its weight decay and its fused kernels; it does not know that its parameters are slices.
 
 # %%
 predict("3.2", ..., "bytes of Adam's state on one rank, 2 ranks")
@@ -333,8 +332,8 @@ def reduce_bucket(params: list[nn.Parameter], shard: nn.Parameter, group: comm.G
 # *10 minutes, medium*
 #
 # In an all-reduce, the all-gather follows the reduce-scatter directly. ZeRO puts the update between
-# them, and gathers updated parameters instead of mean gradients. The all-gather is in place: each
-# rank sends its shard from the same position in the buffer at which the others receive it.
+# them, and gathers updated parameters instead of mean gradients. The all-gather is in place: each rank's shard already
+# lies at the offset where the other ranks receive it.
 
 # %%
 predict("3.4", ..., "bytes one rank sends in a whole ZeRO-1 step, as a multiple of DDP's, two decimals")
@@ -360,7 +359,7 @@ def update_and_gather(optimizer: Optimizer, flats: list[Tensor], group: comm.Gro
 # %% [markdown]
 # ### Putting it together: ZeRO-1
 #
-# The backward pass is unchanged and leaves the unsharded gradients for this rank's rows in `.grad`. `step` does the
+# The backward pass is unchanged: it leaves the unsharded gradients of this rank's samples in `.grad`. `step` does the
 # rest: it reduces the gradients bucket by bucket, updates the shards, and gathers the parameters. All ranks start with
 # equal parameters because they share the seed; a real implementation broadcasts the parameters of rank 0.
 
@@ -397,13 +396,13 @@ outcome("3.3", int(reductions), ranks=2, slips=unpadded | there_and_back)
 outcome("3.4", round(zero1[0]["sent"] / ddp[0]["sent"], 2), slips={"the parameters come on top of an all-reduce": 1.5})
 
 # %% [markdown]
-# (Values count as equal if they differ by at most 0.0001 of the largest value, because N ranks, or
-# different buckets, add the same gradients in a different order.)
+# (Values count as equal if they differ by at most 0.0001 times the largest value, because the order in which gradients
+# are summed depends on N and on the buckets.)
 #
 # ### Measured: the model state of a rank under ZeRO-1
 #
 # The prediction is `closed_form.zero1`: 4Ψ + 4Ψ + 8Ψ/N, including padding and step counts. The grey bars show DDP. The
-# grey line below the title of a plot states whether it was made with your answers or with the reference answers.
+# grey line below the title of each plot states whether the plot uses your answers or the reference answers.
 
 
 # %%
@@ -430,20 +429,18 @@ plots.stages(
 )
 
 # %% [markdown]
-# The gradients are the next redundancy. After the reduction, a rank needs only 1 / N of them, yet
-# every `.grad` stays in memory until the end of the step, and each reduction in `step` needs memory
-# for a bucket as well.
+# The gradients are the next redundant copy to remove. After the reduction, a rank needs only 1 / N of them, yet every
+# `.grad` stays in memory until the end of the step, and each reduction in `step` needs additional memory for a bucket.
 #
 # ## 3.5 Reduce during the backward pass
 #
 # *15 minutes, hard*
 #
 # ZeRO-2 frees the gradients during the backward pass. As soon as all gradients of a bucket have been computed, the hook
-# of the last one starts their reduction and frees them; the gradients of the next bucket reuse this memory.
+# of the last gradient starts their reduction and frees them; the gradients of the next bucket reuse this memory.
 #
-# - Which gradient is the last? The order is determined by autograd, not by the list of parameters, so count the
-#   gradients.
-# - One reduction may be in flight while the backward pass continues: finish it when the next bucket is full. All
+# - Which gradient is the last? Autograd determines the order, not the list of parameters, so count the gradients.
+# - One reduction may be in progress while the backward pass continues: finish it when the next bucket is full. All
 #   buckets share the list `in_flight` for this purpose; the training loop finishes the last reduction in this list.
 # - In the hook, finish the previous reduction (which frees its buffer), start the new one (which
 #   copies the gradients), and only then set the gradients to None.
@@ -529,16 +526,16 @@ plots.stages(
 # %% [markdown]
 # ### Measured: the peak of a step
 #
-# Memory use during the backward pass peaks above its level afterwards. A reduction needs a bucket's `.grad`s and their
-# copy at the same time, in addition to the shards reduced so far. The copy is still in transit while the next bucket is
-# being filled. Let $n_b$ be the number of elements in bucket b, $s_b$ the number in the shards of buckets 0 to b, and
-# $r_b$ the number received during the reduction of bucket b. Then gradients and buckets take at most the following
-# number of bytes, plus a little more:
+# Memory use during the backward pass exceeds that at its end. A reduction needs a bucket's `.grad`s and their copy at
+# the same time, in addition to the shards reduced so far. The copy is still being sent while the next bucket is being
+# filled. Let $n_b$ be the number of elements in bucket b, $s_b$ the number in the shards of buckets 0 to b, and $r_b$
+# the number received during the reduction of bucket b. Then gradients and buckets take at most the following number of
+# bytes, plus a small excess:
 #
 # $$4 \max_b\; \bigl(\max(n_b, n_{b+1}) + \mathrm{padded}(n_b) + r_b + s_b\bigr)$$
 #
 # With gloo, minifsdp receives the contributions of the other ranks to a bucket, $r_b = (N - 1) / N \;
-# \mathrm{padded}(n_b)$, and sums them itself; NCCL needs no such memory, so $r_b = 0$. The extra bytes arise because a
+# \mathrm{padded}(n_b)$, and sums them itself; NCCL needs no such memory, so $r_b = 0$. The excess occurs because a
 # bucket may end inside a block, and the backward pass does not compute a block's gradients in the exact reverse order
 # of its parameters. The two gradients of `norm2` come before those of `qkv` and `out`, and wait in `.grad` until their
 # bucket is full.
@@ -573,13 +570,13 @@ plots.curve(
 # %% [markdown]
 # The buckets are large compared with this small model, so they are visible in the plot. In a model of several
 # gigabytes, buckets of 25 MiB would not be noticeable. `minifsdp.zero.Zero2Optimizer` copies each gradient into the
-# buffer of its bucket as soon as it has been computed, and so never holds a bucket twice. This saves little here,
-# because the optimizer still holds one bucket in flight and one being filled.
+# buffer of its bucket as soon as the gradient has been computed, so it never holds a bucket twice. This saves little
+# here, because two buckets are still allocated: one being reduced and one being filled.
 #
 # ### Measured: when the bytes are sent
 #
-# The backward pass can hide only the bytes that are sent while it is running. So first count: what fraction of a step's
-# bytes has been sent by the end of the backward pass?
+# The backward pass can hide only the communication that takes place while it is running. So the first question is: what
+# fraction of a step's bytes has been sent by the end of the backward pass?
 
 # %%
 rung_names = ("DDP", "ZeRO-1", "ZeRO-2")
@@ -592,11 +589,11 @@ for name, part in early.items():
 assert [round(part, 3) for part in early.values()] == [1, 0, 0.5]
 
 # %% [markdown]
-# ZeRO-1, as written here, sends everything in `step`. ZeRO-2 can hide half as much as DDP: its reductions are sent
-# during the backward pass, but its gathers are sent after the update, with no compute to hide behind. The next cell
-# measures how much is actually hidden. The link is emulated: in every rung, a message takes at least 1 ms plus the time
-# for its bytes at 100 MB/s, and longer if the other rank issues it late. The batch is larger than above, so that there
-# is enough compute to hide the messages behind.
+# ZeRO-1, as implemented here, sends everything in `step`. ZeRO-2 can hide half as much as DDP: its reductions run
+# during the backward pass, but its gathers run after the update, when there is no compute to overlap with. The next
+# cell measures how much communication is actually hidden. The link is emulated: in every rung, a message takes at least
+# 1 ms plus its transfer time at 100 MB/s, and longer if the other rank issues it late. The batch is larger than above,
+# so that there is enough compute to hide the messages.
 
 
 # %%
@@ -643,16 +640,15 @@ plots.timeline(
 # %% [markdown]
 # DDP and ZeRO-2 do not reach their limits, because the last bucket is sent only when the last gradient is complete.
 # ZeRO-1 hides nothing, because it reduces in `step`. The result also depends on both ranks: if the other rank lags, a
-# message takes longer, and part of this time is a wait that no compute hides. So on a busy machine, the fraction that
-# DDP hides may fall below that of ZeRO-2, although the byte counts above do not change. (On a slower link, ZeRO-2 would
-# also wait, because it allows only one reduction in flight; DDP can queue its reductions because it holds all gradients
-# anyway.) The gathers could be hidden in the next forward pass, layer by layer, and this is what FSDP does (labs 05 and
-# 06).
+# message takes longer, and part of that time is exposed. So on a busy machine, DDP may hide a smaller fraction than
+# ZeRO-2, although the byte counts above do not change. (On a slower link, ZeRO-2 would also wait, because it allows
+# only one reduction at a time; DDP can queue its reductions because it holds all gradients anyway.) The gathers could
+# be hidden in the next forward pass, layer by layer, and this is what FSDP does (labs 05 and 06).
 #
 # ### The price of ZeRO-2
 #
-# ZeRO-2 frees the gradients in the backward pass, so they cannot accumulate until the next micro-batch, and must be
-# reduced every time. ZeRO-1 accumulates gradients in `.grad` and reduces them once per step.
+# ZeRO-2 frees the gradients during the backward pass, so they cannot accumulate across micro-batches, and must be
+# reduced in every micro-batch. ZeRO-1 accumulates gradients in `.grad` and reduces them once per step.
 
 
 # %%
@@ -680,10 +676,10 @@ for name, (messages, gradients) in launch(accumulate_four, 2, BATCHES)[0].items(
 # %% [markdown]
 # ## Measured: what each stage holds and sends
 #
-# The table shows the model state of a rank after the backward pass and the bytes that it sends per step with the ring
-# algorithm, for N = 2. Below each measurement are the closed form and the value from the ZeRO paper, which your
-# `zero_stages` from lab 00 computes without padding and step counts. Stage 3 shards the parameters too. Lab 05 builds
-# it; here it is `minifsdp.FullyShardedDataParallel` with one unit per block.
+# The table shows the model state of a rank after the backward pass and the bytes sent per step with the ring algorithm,
+# for N = 2. Below each measurement are the closed form and the value from the ZeRO paper, computed by your
+# `zero_stages` from lab 00 without padding and step counts. Stage 3 also shards the parameters. You will build it in
+# lab 05; here, it is `minifsdp.FullyShardedDataParallel` with one unit per block.
 #
 # The expected traffic (section 7 of the paper), in multiples of (N - 1) / N · 4Ψ bytes per rank:
 #
@@ -732,8 +728,9 @@ for name, (books, form, sent) in rungs.items():
     assert books["sent"] == sent
 
 # %% [markdown]
-# Stages 1 and 2 send as much as DDP, apart from a few bytes of padding. Stage 3 stays below 1.5 because the root unit,
-# which contains the embedding and the head, is gathered only once and kept until the backward pass ends.
+# Stages 1 and 2 send as much as DDP, apart from a few bytes of padding. The factor of stage 3 is below 1.5 because the
+# root unit, which contains the embedding and the head, is gathered only once and kept until the end of the backward
+# pass.
 
 
 # %% tags=["C8"]
@@ -776,10 +773,10 @@ plots.lines(
 # ## Compared with torch and with minifsdp
 #
 # `torch.distributed.optim.ZeroRedundancyOptimizer` is stage 1, with two differences. First, it assigns entire
-# parameters to ranks, the largest first, each to the rank that has the fewest elements so far. So it needs no flat
+# parameters to ranks in order of decreasing size, each to the rank with the fewest elements so far. So it needs no flat
 # buffer and no padding, but the ranks are balanced only as well as the parameter sizes allow. Second, it leaves the
-# all-reduce of the gradients to DDP, and then broadcasts every parameter from its owner. In the units of the table
-# above, it sends 3 instead of 2, because the parameters are sent in addition to a complete all-reduce.
+# all-reduce of the gradients to DDP, and then broadcasts every parameter from its owner. The sum in the table above
+# would therefore be 3 instead of 2, because the parameters are sent in addition to a complete all-reduce.
 
 
 # %%
@@ -831,8 +828,8 @@ for name, sizes in (("this model", numels), ("4,000 tokens", wide)):
     print(f"    the fullest rank holds {max(states) / even:.2f} of an equal shard")
 
 # %% [markdown]
-# Every rank needs a device large enough for the fullest rank. A model of equal blocks is well
-# balanced; a model with one large embedding is not.
+# Every device must be large enough for the rank with the most elements. A model with equal blocks is well balanced; a
+# model with one large embedding is not.
 #
 # `minifsdp.zero` shards the same buckets in the same way as you did:
 
@@ -869,9 +866,9 @@ for name, shipped, mine in zip(
 # %% [markdown]
 # ### "ZeRO-1 is a kind of tensor parallelism"
 #
-# This sentence is wrong. Tensor parallelism splits the computation: a rank multiplies by its shard of a weight. ZeRO
-# splits the state. Every rank runs the full model on its own rows, even in stage 3, and a ZeRO shard does not even have
-# the shape of a matrix.
+# This is wrong. Tensor parallelism splits the computation: a rank multiplies by its shard of a weight. ZeRO splits the
+# state. Even in stage 3, every rank runs the full model on its own samples, and a ZeRO shard does not even have the
+# shape of a matrix.
 
 
 # %%
@@ -893,7 +890,7 @@ for rank, text in enumerate(launch(shapes, 2, BATCHES[0])):
 #
 # ### The optimizer sees the parameters, not the shards
 #
-# A script for one device creates `Adam(model.parameters())`. Here we keep this line, and otherwise use ZeRO-1 as above.
+# A single-device script creates `Adam(model.parameters())`. Here, we keep this line, and otherwise use ZeRO-1 as above.
 # Will there be an error?
 
 
@@ -919,16 +916,16 @@ print(f"bytes of optimizer state: {broken[0]['at']['step']['optimizer']:,}, with
 print(f"{zero1[0]['at']['step']['optimizer']:,}")
 
 # %% [markdown]
-# There is no error. Adam uses the `.grad`s of the full parameters, which come from this rank's rows alone, and never
-# looks at the reduced gradients. Each rank updates all elements with its own gradient, and the gather then overwrites
-# all elements outside its shard. So the ranks even agree with each other, but shard r of the model is trained on rank
-# r's rows alone. The loss curve does not reveal the fault. Two numbers do: the size of the optimizer state, which has
-# not shrunk, and the result, which differs from that of a single process.
+# There is no error. Adam uses the `.grad`s of the full parameters, which come only from this rank's samples, and
+# ignores the reduced gradients. Each rank updates all elements with its own gradient, and the gather then overwrites
+# all elements outside its shard. So all ranks hold the same parameters, but shard r of the model is trained only on
+# rank r's samples. The loss curve does not reveal the mistake. Two numbers do: the size of the optimizer state, which
+# is not reduced, and the loss, which differs from that of a single process.
 #
 # ### Clipping by a local norm
 #
-# After a ZeRO-2 backward pass, a rank has only the gradients of its shards, so `clip_grad_norm_` computes the norm of
-# these alone.
+# After a ZeRO-2 backward pass, a rank has only the gradients of its shards, so `clip_grad_norm_` computes only the norm
+# of these gradients.
 
 
 # %%
@@ -955,14 +952,14 @@ print(f"one process: {one_process:.3f}, scales by {min(1, 0.5 / one_process):.3f
 
 # %% [markdown]
 # With the local norm, every rank scales its shards of the gradient by a different factor, so clipping changes the
-# direction of the gradient, and the change is different for every N. The total norm is the square root of the squares
-# summed over all ranks, which takes one all-reduce of one number. (In ZeRO-1, the trap comes one step earlier: every
-# `.grad` is unsharded, but not yet averaged.)
+# direction of the gradient, and the change depends on N. The total norm is the square root of the sum of squares over
+# all ranks, which takes one all-reduce of one number. (In ZeRO-1, there is a similar pitfall before the reduction:
+# every `.grad` is unsharded, but not yet averaged.)
 #
 # ### A checkpoint of one rank's shard
 #
-# "Only rank 0 saves" is a habit from DDP, where all ranks have the same state. Here both ranks load
-# rank 0's `state_dict` after two steps and continue to train.
+# "Only rank 0 saves" is a habit from DDP, where all ranks have the same state. Here, both ranks load rank 0's
+# `state_dict` after two steps and continue training.
 
 
 # %%
@@ -993,22 +990,22 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
     print(f"rank {rank}: its shards as without the interruption: {off == 0}; exp_avg of bucket 0 is {shape}")
 
 # %% [markdown]
-# Rank 1 continues with the moments of other elements, and there is no error. With another N, loading would at least
-# fail, because the shapes would not match. Together, the shards make up the optimizer state, so saving it is a
-# collective operation: either every rank saves its own shard and records N, or the shards are gathered and split into
-# tensors with the shapes of the parameters, as in `Zero1Optimizer.state_dict`. A gathered checkpoint can be loaded by
-# any number of ranks, and also by a plain Adam.
+# Rank 1 continues with the moments of other elements, without an error. With another N, loading would at least fail,
+# because the shapes would not match. The optimizer state consists of all shards, so saving it is a collective
+# operation: either every rank saves its own shard and records N, or the shards are gathered and split into tensors with
+# the shapes of the parameters, as in `Zero1Optimizer.state_dict`. A gathered checkpoint can be loaded on any number of
+# ranks, and also by a plain Adam.
 #
 # ## What is still missing
 #
-# Every rank holds all parameters unsharded, 4Ψ bytes, before, during and after the step. No number of ranks changes
-# this (it is the floor of the plot above), so ZeRO-2 cannot train a model whose parameters alone do not fit. If the
-# parameters are sharded too, the ranks must gather each layer's parameters before the layer computes, and free them
-# afterwards. Lab 04 builds the unit of gathering, the flat parameter; lab 05 gathers and frees it.
+# Every rank holds all parameters unsharded, 4Ψ bytes, before, during and after the step. More ranks do not reduce these
+# bytes (they are the minimum in the plot above), so ZeRO-2 cannot train a model whose parameters alone do not fit. If
+# the parameters are also sharded, the ranks must gather each layer's parameters before the layer is computed, and free
+# them afterwards. Lab 04 builds the unit of gathering, the flat parameter; lab 05 gathers and frees it.
 #
-# This lab leaves out some cases that `minifsdp/zero` covers: parameters that a backward pass does not use (their bucket
-# never fills), several parameter groups, starting from the values of rank 0, and optimizer state that can be loaded for
-# any N.
+# This lab omits some cases that `minifsdp/zero` covers: parameters unused in a backward pass (their bucket never
+# fills), several parameter groups, broadcasting the initial values of rank 0, and optimizer state that can be loaded
+# for any N.
 #
 # ## What to remember
 #
@@ -1016,8 +1013,7 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 #    Adam's 8Ψ bytes become 8Ψ/N.
 # 2. ZeRO-2 also keeps only 1 / N of the gradients, and must therefore reduce them during the backward pass of every
 #    micro-batch.
-# 3. Both send as much as DDP: they split its all-reduce into two halves and put the update between
-#    them.
+# 3. Both stages send as many bytes as DDP: they split its all-reduce into two halves and put the update in between.
 # 4. A shard is a slice of a padded flat buffer, taken without regard to parameter boundaries; the buffer is the storage
 #    of the parameters.
 # 5. The norm of all gradients and a checkpoint of the full optimizer state now need communication between all ranks.
@@ -1028,27 +1024,27 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 #
 # <details><summary>Answer</summary>
 #
-# Adam, SGD and most other optimizers treat each element individually, so any way of splitting the elements gives the
-# same result. LayerNorm needs all elements of a row. An optimizer that works on entire matrices, such as Muon or
-# Shampoo, cannot work on arbitrary shards either.
+# Adam, SGD and most other optimizers are elementwise, so the result does not depend on how the elements are split.
+# LayerNorm needs all elements of a row. An optimizer that works on entire matrices, such as Muon or Shampoo, cannot
+# work on arbitrary shards either.
 # </details>
 #
-# **2. Take mixed precision: bf16 parameters and gradients, a float32 master copy and Adam. How much
-# memory per rank remains in each stage, for large N?**
+# **2. Consider mixed precision: bf16 parameters and gradients, a float32 master copy and Adam. How much memory per rank
+# remains in each stage for large N?**
 #
 # <details><summary>Answer</summary>
 #
-# With DDP, it is 2Ψ + 2Ψ + 12Ψ = 16Ψ. The master copy belongs to the optimizer state, so stage 1
-# leaves 4Ψ, stage 2 leaves 2Ψ, and in stage 3 everything shrinks with N.
+# With DDP, it is 2Ψ + 2Ψ + 12Ψ = 16Ψ bytes. The master copy belongs to the optimizer state, so 4Ψ bytes remain in stage
+# 1 and 2Ψ bytes in stage 2; in stage 3, everything shrinks with N.
 # </details>
 #
 # **3. Could ZeRO-1 start its gathers before all buckets are updated?**
 #
 # <details><summary>Answer</summary>
 #
-# Yes, it could: bucket b can be gathered as soon as its shard has been updated, while the next shards are being
-# updated. The gathers could even continue during the next forward pass, if each layer waits for its own gather. Only
-# the update and the gather of the same bucket must not overlap.
+# Yes: bucket b can be gathered as soon as its shard has been updated, while the next shards are being updated. The
+# gathers could even continue during the next forward pass if each layer waited for its own gather. Only the update and
+# the gather of the same bucket must not overlap.
 # </details>
 #
 # **4. With accumulation over 8 micro-batches, how much does ZeRO-2 send compared with ZeRO-1?**
@@ -1066,7 +1062,7 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 # <details><summary>Answer</summary>
 #
 # Buckets fill in the reverse order of the parameters, which is roughly the order in which the backward pass computes
-# their gradients. A gradient that is computed early waits in `.grad` until its bucket is full. The values stay right,
+# their gradients. A gradient that is computed early stays in `.grad` until its bucket is full. The values stay correct,
 # but the peak rises.
 # </details>
 #

@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Lab 04: the flat parameter
 #
-# **Afterwards you can** work out on paper, from a list of parameters, the shards of N ranks: the amount and the
-# position of the padding, the ranks that hold a given bias, and the memory cost of building a unit's flat parameter.
-# You will also be able to read torch's `FlatParamHandle`.
+# **Afterwards you can** derive the shards of N ranks from a list of parameters on paper: the amount and the position of
+# the padding, the ranks that hold a given bias, and the memory cost of building a unit's flat parameter. You will also
+# be able to read torch's `FlatParamHandle`.
 #
 # ![The parameters of one unit, laid end to end in a flat buffer that is split into sixteen
 # shards](../slides/figures/fsdp-offsets.svg)
@@ -56,13 +56,13 @@ def six_layers(widths: list[int]) -> nn.Sequential:
 # %% [markdown]
 # ## The question: what should be sent?
 #
-# With ZeRO-2, every rank still holds all parameters, Ψ elements. The next rung shards the parameters too, and this
-# changes the traffic: before a layer computes, its parameters must be gathered from all ranks. A layer has a weight and
-# a bias, a model has hundreds of each, and in general none of their sizes is divisible by N. So which collectives
-# should gather them?
+# With ZeRO-2, every rank still holds all parameters, Ψ elements. The next rung also shards the parameters, which
+# changes the traffic: before a layer is computed, its parameters must be gathered from all ranks. A layer has a weight
+# and a bias, a model has hundreds of layers, and in general, no size is divisible by N. So which collectives should
+# gather the parameters?
 #
 # - one gather **per parameter**, or one gather for many parameters?
-# - **uneven** shards, of which the last is shorter, or **even** shards with padding?
+# - **uneven** shards, with a shorter last shard, or **even** shards with padding?
 #
 # The model here consists of six linear layers and has 12 parameters. First count the messages, then measure how long
 # they take.
@@ -106,10 +106,9 @@ def gather_three_ways(widths: list[int]) -> dict[str, tuple[int, int]]:
 # %% [markdown]
 # ### Measured: even shards need one message, uneven shards a broadcast from each rank
 #
-# An all-gather takes equal shards from all ranks; this is part of its contract. How does gloo
-# respond to a shorter last shard? Uneven shards need a broadcast from each rank in turn. torch's
-# NCCL backend issues such broadcasts itself if `torch.distributed.all_gather` receives a list of
-# unequal tensors.
+# An all-gather requires equal shards from all ranks. How does gloo respond to a shorter last shard? Uneven shards need
+# a broadcast from each rank in turn. torch's NCCL backend issues such broadcasts itself if
+# `torch.distributed.all_gather` receives a list of unequal tensors.
 
 # %% tags=["C6"]
 WIDE = [60, 100, 90, 120, 110, 80, 50]
@@ -142,16 +141,16 @@ print(f"expected: 48, 12, 1 messages; one all-gather of {padded:,} bytes sends 3
 
 # %% [markdown]
 # Even shards of all parameters together need one message and the fewest bytes. (The byte counts are nominal and assume
-# the ring algorithm: in a broadcast, a rank passes on the entire message; in an all-gather, it passes on (N-1)/N of
-# it.)
+# the ring algorithm: in a broadcast, a rank forwards the entire message; in an all-gather, it forwards (N-1)/N of the
+# message.)
 
 # %% [markdown]
 # ### Measured: the same bytes in fewer messages
 #
-# On a link, every message costs the latency, and every byte costs a fixed amount of time. The processes here run on one
-# machine, so an emulated link carries the messages, with a latency of 2 ms and a bandwidth of 50 MB/s. It carries the
-# same 512 KiB in 1, 4, 16 and 64 all-gathers. This is the experiment of figure 2(b) of the FSDP paper, scaled down to a
-# laptop.
+# On a link, every message takes the latency plus a time proportional to its size. The processes here run on one
+# machine, so the messages are sent over an emulated link, with a latency of 2 ms and a bandwidth of 50 MB/s. The same
+# 512 KiB are sent in 1, 4, 16 and 64 all-gathers. This is the experiment of figure 2(b) in the FSDP paper, scaled down
+# to a laptop.
 
 # %% tags=["C6", "nbval-ignore-output"]
 from minifsdp.course import plots
@@ -197,8 +196,8 @@ plots.lines(
 )
 
 # %% [markdown]
-# The next cell traces a gather of all six layers and the forward pass that follows it. (Above, the "uneven" gather sent
-# each parameter separately, in 48 broadcasts; here it sends one buffer in 4 broadcasts.)
+# The next cell traces a gather of all six layers and the subsequent forward pass. (Above, the "uneven" gather sent each
+# parameter separately, in 48 broadcasts; here, it sends one buffer in 4 broadcasts.)
 
 # %% tags=["nbval-ignore-output"]
 from torch.profiler import record_function
@@ -273,7 +272,7 @@ plots.timeline(
 
 # %% [markdown]
 # The answer is **many parameters in one buffer, split evenly.** This buffer is the flat parameter. Building it takes
-# four steps: flatten, concatenate, pad, chunk. You write these steps in the rest of the lab.
+# four steps: flatten, concatenate, pad, chunk. You implement these steps in the rest of the lab.
 
 # %% [markdown]
 # ## 4.1 Pad and chunk
@@ -283,13 +282,12 @@ plots.timeline(
 # Start with the last two of the four steps. Pad a flat tensor until its size is divisible by N, and split it into N
 # equal shards. The last ranks hold the padding.
 #
-# - Add as few zeros as possible for any number of elements, and none if this number is divisible by
-#   N.
-# - Overwrite the old contents of the padding's memory with zeros, because the padding is reduced, squared for gradient
-#   norms and updated by the optimizer like all other elements.
+# - For any number of elements, add as few zeros as possible, and none if this number is divisible by N.
+# - Explicitly set the padding to zero, because it is reduced, squared for gradient norms and updated by the optimizer
+#   like all other elements.
 # - `chunk` returns views. All shards are views of one buffer, and `flat` stays unchanged.
 #
-# The example in the FSDP paper (section 3.2.1) is a 4 x 3 linear layer on 16 GPUs.
+# The example is from the FSDP paper (section 3.2.1): a 4 x 3 linear layer on 16 GPUs.
 
 # %%
 predict("4.1", ..., "elements of padding for the weight and bias of nn.Linear(4, 3) over 16 ranks")
@@ -313,8 +311,8 @@ def pad_and_chunk(flat: Tensor, ranks: int) -> list[Tensor]:
 # %% [markdown]
 # ### Measured: padding is at most N - 1 elements
 #
-# Below, the elements of the weight are marked 1 and those of the bias 2. Your function splits the marked tensor, and
-# the drawing shows the positions of the marks.
+# In the next cell, the elements of the weight have the value 1, and those of the bias have the value 2. Your function
+# splits this tensor, and the drawing shows the positions of the values.
 
 # %% tags=["C10"]
 sizes = {"weight": 12, "bias": 3}
@@ -347,15 +345,15 @@ assert drawn.data["padding"] == [15, 16]
 drawn
 
 # %% [markdown]
-# No rank has the complete weight, and a rank does not need to know whether its element belongs to the weight or to the
-# bias. Sharding ignores parameter boundaries. It is not tensor parallelism: no layer ever computes with a shard.
+# No rank holds the complete weight, and a rank does not need to know whether its element belongs to the weight or to
+# the bias. Sharding ignores parameter boundaries. This is not tensor parallelism: no layer ever computes with a shard.
 
 # %% [markdown]
 # ### Break it: garbage in the padding
 #
 # `torch.empty` often returns zeros, so uninitialized padding may work for weeks. If deterministic algorithms are
-# enabled, torch fills such memory with NaN. The cell pads a gradient of ones in both ways and computes its norm from
-# the shards; clipping divides by this norm:
+# enabled, torch fills such memory with NaN. The cell pads a gradient of ones with zeros and with uninitialized memory,
+# and computes its norm from the shards; gradient clipping divides by this norm:
 
 
 # %%
@@ -386,18 +384,16 @@ assert abs(norms["pad_and_chunk"] - 15**0.5) < 1e-6, "the padding is not zero"
 # *10 minutes, medium*
 #
 # Next come the first two steps: flatten and concatenate. If the buffer were only a copy of the
-# parameters, every gather would have to be followed by a copy back into them. Instead, the
-# parameters *become* views of the buffer: they share its storage, and each has its own shape and
-# offset. Then an all-gather into the buffer fills all parameters at once, and freeing the buffer
-# frees their memory too.
+# parameters, every gather would have to be followed by a copy back into them. Instead, the parameters *become* views of
+# the buffer: they share its storage, with individual shapes and offsets. Then an all-gather into the buffer fills all
+# parameters at once, and freeing the buffer frees their memory too.
 #
-# Modules and optimizers refer to a Parameter object, and `.data` is the tensor inside this object.
-# Setting `p.data` replaces the tensor and keeps the object, so every module that uses `p` sees the
-# view. (Assigning to a variable named `p` replaces nothing.) Nothing then refers to the old tensor,
-# so it is freed.
+# Modules and optimizers refer to a Parameter object, and `.data` is the tensor inside this object. Setting `p.data`
+# replaces the tensor and keeps the object, so every module that uses `p` sees the view. (Assigning to a variable named
+# `p` replaces nothing.) The old tensor has no more references, so it is freed.
 #
-# The buffer comes from `device.empty(numel, dtype, "unsharded", device)`: it is uninitialized, and
-# the ledger counts it under its role.
+# Allocate the buffer with `device.empty(numel, dtype, "unsharded", device)`: it is uninitialized, and the ledger counts
+# it under its role.
 
 # %%
 predict("4.2", ..., "bytes at the peak while the six layers (52,350 elements of float32, over 4 ranks) are flattened")
@@ -495,16 +491,15 @@ for stage, kinds in zip(STAGES, KINDS, strict=True):
     assert bytes_held == predicted[stage], f"{stage}: a rank should hold {kinds}, and nothing else"
 
 # %% [markdown]
-# The buffer and the original parameters exist at the same time, so a rank needs the memory for both once, while it
-# builds the buffer. If the entire model is one unit, the peak is 2Ψ elements, which is more than the model needed
-# before sharding. The units in 4.5 reduce this peak.
+# The buffer and the original parameters exist at the same time, so a rank needs memory for both while it builds the
+# buffer. If the entire model is one unit, the peak is 2Ψ elements, which is more than the model needs without sharding.
+# The units in 4.5 reduce this peak.
 
 # %% [markdown]
 # ### Break it: replace `.data` behind the buffer's back
 #
-# Views work until something replaces them. An in-place change to the view also changes the buffer. But setting `p.data`
-# detaches the parameter from the buffer, and some calls do this silently: `model.double()`, `.half()`, `.to(device)`,
-# `vector_to_parameters`.
+# An in-place change to a view also changes the buffer. But setting `p.data` detaches the parameter from the buffer, and
+# some calls do this silently: `model.double()`, `.half()`, `.to(device)`, `vector_to_parameters`.
 
 
 # %%
@@ -530,8 +525,8 @@ print(f"buffer set to zero, as an optimizer or a gather writes to it: the output
 
 # %% [markdown]
 # There is no error. The ranks still gather, reduce and update the buffer, but the model computes with other memory.
-# This is why FSDP moves modules to their device *before* it flattens them (`device_id`) and performs the casts for
-# mixed precision itself, and why torch, with `use_orig_params=True`, compares data pointers before each use
+# Therefore, FSDP moves modules to their device *before* it flattens them (`device_id`), and performs the casts for
+# mixed precision itself. With `use_orig_params=True`, torch also compares data pointers before each use
 # (`_writeback_orig_params` in `_flat_param.py`).
 
 # %% [markdown]
@@ -539,10 +534,9 @@ print(f"buffer set to zero, as an optimizer or a gather writes to it: the output
 #
 # *8 minutes, medium*
 #
-# Collectives do not need to know which parameter an element belongs to. Other code does: a checkpoint by parameter
-# name, a norm per parameter, or weight decay for weights but not for biases. On every rank, such code needs the
-# elements of the *rank's own* shard that belong to parameter i. The shard may hold none of the parameter, some of it,
-# or all of it.
+# Collectives do not need to know to which parameter an element belongs. Other code does: a checkpoint by parameter
+# name, a norm per parameter, or weight decay for weights but not for biases. On every rank, such code needs parameter
+# i's elements in the *rank's own* shard. The shard may contain none, some or all of these elements.
 #
 # The unit in this section holds layers 0 and 3. Their parameters have 60, 10, 132 and 11 elements,
 # 213 in total, and are sharded over 16 ranks.
@@ -601,7 +595,7 @@ drawn
 
 # %% [markdown]
 # Rank 4 holds four elements of a weight and a complete bias. Rank 15 holds three elements of a bias and all of the
-# padding. Neither rank needs special code.
+# padding. Neither case needs special code.
 #
 # With these bounds, you can compute the norm of a weight even though no rank holds the complete weight.
 
@@ -628,9 +622,8 @@ assert abs(from_shards - whole) < 1e-5
 # ### Compared with torch: the position of the padding
 #
 # The cell wraps the same two layers with `torch.distributed.fsdp`, on 4 ranks. On each rank,
-# torch's flat parameter records the padding in `_shard_numel_padded`. For each parameter, an entry
-# of `_shard_param_infos` records whether the parameter is in the shard, its position there, and its
-# length.
+# torch's flat parameter records the padding in `_shard_numel_padded`. For each parameter, an entry of
+# `_shard_param_infos` records whether the parameter is in the shard, and its position and length in the shard.
 
 
 # %%
@@ -667,31 +660,30 @@ for orig, (_, _, _, numels, filling) in zip((False, True), both, strict=True):
     print(f"use_orig_params={orig}, 2 ranks: flattened {numels}, {padding} of padding, filled with {filling}")
 
 # %% [markdown]
-# By default (`use_orig_params=False`), torch uses our layout: the parameters lie back to back, and zeros fill the end
-# of the last shards. Instead of padding the buffer before splitting it, torch splits first and pads the short shards
-# (`_get_shard`), with the same result. With `use_orig_params=True`, it also pads *between* parameters, so that each of
-# them begins at a multiple of 16 bytes, and it fills this padding with 42, which is easy to recognize. So "at most N -
-# 1 elements of padding" holds only for the first layout: in the second, there are 3 elements of padding on 2 ranks
-# here.
+# By default (`use_orig_params=False`), torch uses our layout: the parameters are contiguous, and zeros fill the end of
+# the last shards. Instead of padding the buffer before splitting it, torch splits first and pads the short shards
+# (`_get_shard`), with the same result. With `use_orig_params=True`, it also pads *between* parameters, so that each
+# parameter begins at a multiple of 16 bytes, and it fills this padding with 42, which is easy to recognize. So "at most
+# N - 1 elements of padding" is true only for the first layout: in the second layout, there are 3 elements of padding on
+# 2 ranks here.
 
 # %% [markdown]
 # ## 4.4 Tied weights
 #
 # *10 minutes, medium*
 #
-# Setting `p.data = view` keeps the Parameter. FSDP goes further: it removes the original Parameters
-# from their modules and puts views in their places, and autograd traces these views back to the one
-# flat Parameter. The optimizer then sees a single Parameter, whose `.grad` collects all gradients
-# in the layout that a reduce-scatter needs. (In minifsdp's own FSDP, each view is a leaf instead,
-# and its gradient is copied into that layout, so that a unit can detect its last gradient.)
+# Setting `p.data = view` keeps the Parameter. FSDP goes further: it replaces the original Parameters in their modules
+# by views, and autograd traces these views back to a single flat Parameter. The optimizer then sees a single Parameter,
+# whose `.grad` collects all gradients in the layout required for a reduce-scatter. (In minifsdp's own FSDP, each view
+# is a leaf instead, and its gradient is copied into that layout, so that a unit can detect its last gradient.)
 #
-# But one Parameter may be used in several places, as in a language model whose head uses the
-# embedding's weight. It must be flattened **once**, and the view must go to **both** places. There
-# are two traps: `module.named_parameters()` lists only one place of each Parameter, and equal
-# values do not mean that two Parameters are tied (all LayerNorms start with equal values).
+# But several modules may use the same Parameter, as in a language model whose head uses the embedding's weight. It must
+# be flattened **once**, and **both** modules must get the view. There are two pitfalls: `module.named_parameters()`
+# lists only one name of each Parameter, and equal values do not mean that two Parameters are tied (all LayerNorms have
+# equal initial values).
 #
-# A module keeps its own Parameters in the dict `_parameters`; after you have deleted a Parameter
-# from this dict, you can set a tensor as an attribute of the same name.
+# A module keeps its own Parameters in the dict `_parameters`; after deleting a Parameter from this dict, you can set a
+# tensor as an attribute with the same name.
 
 # %%
 predict("4.4", ..., "elements, padding included, of a tied GPT on 16 ranks: names list 15,457, two of them 4,112")
@@ -749,8 +741,8 @@ print("both places have the one view:", model.embed.weight is model.head.weight)
 print("Parameters that the model registers:", len(list(model.parameters())))
 
 # %% [markdown]
-# Does autograd reach the flat Parameter? The embedding and the head each produce a gradient of the
-# tied weight; the buffer's gradient must hold their sum.
+# Does autograd reach the flat Parameter? The embedding and the head each produce a gradient for the tied weight; the
+# buffer's gradient must contain their sum.
 
 # %%
 tokens, targets = torch.randint(257, (2, 8)), torch.randint(257, (2, 8))
@@ -770,16 +762,16 @@ assert not flat.grad[elements:].any()
 #
 # *12 minutes, medium*
 #
-# With one flat parameter for the entire model, a single large message would be enough, but no layer could compute
+# With one flat parameter for the entire model, a single large message would be enough, but no layer could be computed
 # before all parameters had been gathered. With one flat parameter per layer, a rank needs little memory but many
-# messages. The compromise is to group layers into **units**, each with its own flat parameter. Units follow from
-# wrapping: each wrapped module is a unit, and the root unit holds all parameters that no inner unit holds. So a root
-# unit may hold layers that are not neighbours. Here `middle` (layers 1 and 2) and `last` (4 and 5) are wrapped, and
-# layers 0 and 3 remain for the root, as in figure 1 of the FSDP paper.
+# messages. The compromise is to group layers into **units**, each with its own flat parameter. Wrapping determines the
+# units: each wrapped module is a unit, and the root unit holds all parameters outside the inner units. So a root unit
+# may contain non-consecutive layers. Here, `middle` (layers 1 and 2) and `last` (4 and 5) are wrapped, and layers 0 and
+# 3 remain in the root, as in figure 1 of the FSDP paper.
 #
-# A tied parameter must belong to one unit. If it belonged to two, it would be sharded twice and
-# updated twice, and its two gradients would not be added. The only right response is an error.
-# (`named_parameters(remove_duplicate=False)` lists all places.)
+# A tied parameter must belong to one unit. If it belonged to two units, it would be sharded twice and updated twice,
+# and its two gradients would not be added. The only correct response is an error.
+# (`named_parameters(remove_duplicate=False)` lists all names.)
 
 # %%
 predict(
@@ -811,9 +803,9 @@ def assign_units(model: nn.Module, inner: list[nn.Module], ranks: int) -> list[d
 # %% [markdown]
 # ### Measured: the units of a wrapped model
 #
-# On four ranks, the cell wraps the six layers with `FullyShardedDataParallel`, by hand and from the
-# inside out. The drawing shows the layouts of the wrapped model; your layouts must be equal to
-# these. Each rank also records the layers that it runs.
+# On four ranks, the cell manually wraps the six layers with `FullyShardedDataParallel`, inner modules first. The
+# drawing shows the layouts of the wrapped model; your layouts must be the same. Each rank also records which layers it
+# runs.
 
 # %% tags=["C9"]
 from minifsdp.fsdp import FullyShardedDataParallel
@@ -869,17 +861,16 @@ plots.units(
 )
 
 # %% [markdown]
-# **A unit is not a pipeline stage.** Pictures of FSDP that draw units side by side suggest this
-# mistake. In a pipeline of three stages, a rank would run two of the six layers; here, all four
-# ranks run all six layers, each on its own data. A unit groups parameters for communication only:
-# its parameters are gathered together and freed together.
+# **A unit is not a pipeline stage.** Diagrams with units side by side suggest this misconception. In a pipeline with
+# three stages, a rank would run two of the six layers; here, all four ranks run all six layers, each on its own data. A
+# unit groups parameters only for communication: they are gathered together and freed together.
 
 # %% [markdown]
 # ### Break it: a tie between two units, mixed dtypes, frozen next to trainable parameters
 #
-# In three cases a flat parameter is impossible, and `minifsdp` raises an error. The last two
-# messages begin with torch's own words; torch, however, does not name the parameters. Mixed dtypes
-# occur when adapters are trained ([peft#484](https://github.com/huggingface/peft/issues/484),
+# In three cases, a flat parameter is impossible, and `minifsdp` raises an error. The last two messages begin with
+# torch's own text; torch, however, does not name the parameters. Mixed dtypes occur in adapter training
+# ([peft#484](https://github.com/huggingface/peft/issues/484),
 # [trl#1723](https://github.com/huggingface/trl/issues/1723),
 # [axolotl#1494](https://github.com/axolotl-ai-cloud/axolotl/issues/1494)).
 
@@ -913,16 +904,16 @@ frozen.middle.requires_grad_(False)
 print_wrapped(refusal(lambda: FlatParameter(find_parameters(frozen), rank=0, ranks=4)))
 
 # %% [markdown]
-# A buffer has one dtype, and a flat Parameter either has a gradient or has none. A LoRA adapter in
-# float32 with a frozen base in bfloat16 breaks both rules at once. The messages name the fix: put
-# the parameters that differ into a separate unit.
+# A buffer has one dtype, and a flat Parameter either requires a gradient or does not. A LoRA adapter in float32 with a
+# frozen base in bfloat16 violates both rules at once. The messages name the fix: put the differing parameters into a
+# separate unit.
 
 # %% [markdown]
 # ### Measured: unit by unit, the peak is smaller
 #
-# Flattening in 4.2 needed memory for 2Ψ elements at its peak. If a rank works unit by unit, it holds the parameters of
-# the units that are not yet sharded, the buffer of the current unit, and the shards of earlier units. The cell uses the
-# functions of this lab:
+# At its peak, flattening in 4.2 needed memory for 2Ψ elements. If a rank works unit by unit, it holds the parameters of
+# the remaining units, the buffer of the current unit, and the shards of earlier units. The cell uses the functions from
+# this lab:
 
 
 # %%
@@ -969,42 +960,41 @@ plots.curve(
 # ## What is still missing
 #
 # The shards are even and the buffers are freed, but the model can no longer compute, because its parameters are views
-# of freed memory. Nothing yet gathers parameters before a layer runs or frees them afterwards, and nothing reduces
-# gradients. **Lab 05** adds this. In the forward pass, each unit is gathered, computed and freed; in the backward pass,
-# it is gathered, computed and freed, and its gradient is reduce-scattered.
+# of freed memory. The missing parts are gathering parameters before a layer runs, freeing them afterwards, and reducing
+# gradients. **Lab 05** adds these parts. In the forward pass, each unit is gathered, computed and freed; in the
+# backward pass, it is gathered, computed and freed, and its gradient is reduce-scattered.
 
 # %% [markdown]
 # ## What to remember
 #
 # 1. Collectives need even shards and large messages. A flat parameter provides both: flatten,
 #    concatenate, pad, chunk.
-# 2. Padding consists of `-numel % N` zeros at the end of the unit, at most N - 1 elements. It must
-#    never be garbage.
-# 3. Parameters are views of the buffer. Writing through them is safe; replacing `.data` breaks
-#    them without an error.
-# 4. The elements of a parameter in a shard are the intersection of two intervals; it may be empty, and it ignores row
+# 2. Padding consists of `-numel % N` zeros at the end of the unit, at most N - 1 elements. It must never be
+#    uninitialized.
+# 3. Parameters are views of the buffer. Writing through a view is safe; replacing `.data` detaches it without an error.
+# 4. The elements of a parameter in a shard are the intersection of two intervals, which may be empty and ignores row
 #    boundaries.
-# 5. A unit groups parameters for communication only. Every rank runs every layer. A tied parameter
-#    belongs to one unit, which holds it once.
+# 5. A unit groups parameters only for communication. Every rank runs every layer. A tied parameter belongs to one unit,
+#    which holds it once.
 #
 # ## Questions
 #
-# **1. What is the largest number of bytes that padding can cost for a model of 80 units in bfloat16 on 512 ranks?**
+# **1. How many bytes does padding cost at most for a bfloat16 model with 80 units on 512 ranks?**
 #
 # <details><summary>Answer</summary>
 #
 # Each unit has at most 511 elements of padding, so padding costs at most 80 x 511 x 2 = 81,760 bytes across all ranks.
-# This price for even shards is negligible. It would not be negligible with padding per parameter, or with units of a
-# few hundred elements.
+# This cost of even shards is negligible. It would not be negligible with padding per parameter, or with units of a few
+# hundred elements.
 # </details>
 #
 # **2. Why must padding be zero if it belongs to no parameter?**
 #
 # <details><summary>Answer</summary>
 #
-# Other code reads the padding: a gradient norm over the shard adds its square, a scaler searches it for infinities, and
-# the reduction sums it across ranks. A NaN in the padding makes the norm NaN, and clipping then makes every gradient
-# NaN.
+# Other code reads the padding: a gradient norm over the shard includes it, a gradient scaler checks it for infinities,
+# and the reduction sums it across ranks. A NaN in the padding makes the norm NaN, and clipping then makes every
+# gradient NaN.
 # </details>
 #
 # **3. What does `model.half()` break, if parameters are views as in 4.2?**
@@ -1020,7 +1010,7 @@ plots.curve(
 # <details><summary>Answer</summary>
 #
 # They hold one zero each. A shard has ceil(10 / 16) = 1 element, and the padding of 6 elements fills six entire shards.
-# `torch.chunk` alone would return ten chunks and none for these ranks, so the all-gather would fail.
+# `torch.chunk` alone would return only ten chunks, and none for these ranks, so the all-gather would fail.
 # </details>
 #
 # **5. Why does the root unit hold layers 0 and 3, and not 0 and 1?**
@@ -1028,8 +1018,8 @@ plots.curve(
 # <details><summary>Answer</summary>
 #
 # Layers 1 and 2 were wrapped, and the root unit holds the remaining layers. The root is the only unit whose layers need
-# not be neighbours. It stays unsharded from the beginning of the forward pass to the end of the backward pass (lab 05),
-# so keep it small.
+# not be consecutive. It stays unsharded from the beginning of the forward pass to the end of the backward pass (lab
+# 05), so keep it small.
 # </details>
 #
 # ## Further reading

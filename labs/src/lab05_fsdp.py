@@ -11,9 +11,9 @@
 # # Lab 05: fully sharded data parallelism
 #
 # ZeRO-2 (lab 03) shards the optimizer state and the gradients. But every rank still holds all parameters unsharded. A
-# rank needs all of them, but not all at the same time. While one block is being computed, the others can stay sharded.
-# FSDP gathers a *unit* of parameters just before the unit computes, in the forward and again in the backward pass, and
-# frees it right afterwards.
+# rank needs all parameters, but not all at the same time. While one block is being computed, the others can stay
+# sharded. FSDP gathers a *unit* of parameters just before the unit is computed, in the forward and again in the
+# backward pass, and frees it directly afterwards.
 #
 # ![The life of a unit in one step: its parameters are gathered, freed, gathered again and freed,
 # and its gradient is reduced to a shard](../slides/figures/fsdp-life.svg)
@@ -23,11 +23,10 @@
 # **Afterwards you can**
 #
 # - explain when each autograd hook fires, and place the gather, the free and the reduction correctly;
-# - free a tensor's memory while views and saved tensors refer to it, and allocate it again, without
-#   an autograd error;
+# - free and reallocate a tensor's memory while views and saved tensors refer to it, without an autograd error;
 # - predict a rank's peak memory to the byte, and the number of collectives in a step;
 # - choose between FULL_SHARD and SHARD_GRAD_OP, and state the traffic of each;
-# - explain four common mistakes of FSDP users from the way FSDP works.
+# - explain four common mistakes of FSDP users.
 #
 # **You need** lab 01 (all-gather, reduce-scatter, `wait()`), lab 03 (ZeRO's sharding) and lab 04
 # (the flat parameter).
@@ -54,8 +53,9 @@ from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
 # %% [markdown]
 # ## What you build
 #
-# This function contains all of FSDP in minifsdp. Every name in it is either a function or class that you write in labs
-# 04 to 08, or glue between these. Read it now for its structure, and read it again when you have finished this lab.
+# This function puts all parts of FSDP in minifsdp together. Every name in it is either a function or class that you
+# write in labs 04 to 08, or glue code. Read it now for its structure, and read it again when you have finished this
+# lab.
 
 # %%
 import inspect
@@ -68,9 +68,9 @@ print(signature.rstrip() + body)
 # %% [markdown]
 # ## One unit per block, and a root
 #
-# The model of this lab is the course's GPT with odd sizes, so that nothing divides evenly. Each block becomes a unit.
-# The parameters outside the blocks (embeddings, the last norm, the head) form the *root* unit. The flat parameter of
-# lab 04 turns each unit into one buffer, padded to a multiple of N and split into N shards.
+# The model of this lab is the course's GPT with odd sizes, so that no size is divisible by N. Each block becomes a
+# unit. The parameters outside the blocks (embeddings, the last norm, the head) form the *root* unit. The flat parameter
+# of lab 04 turns each unit into one buffer, padded to a multiple of N and split into N shards.
 
 # %%
 import tempfile
@@ -115,23 +115,23 @@ print(f"Ψ = {psi:,} elements: parameters {4 * psi:,} bytes on every rank of DDP
 #
 # *15 minutes, medium*
 #
-# FSDP does not change the model's code. Hooks report five events: a module is about to run, it has run, its backward
-# begins, a gradient is complete, the backward pass is over. Write a function that records these five events:
+# FSDP does not change the model's code. Hooks report five events: a module is about to run, the module has run, its
+# backward begins, a gradient is complete, the backward pass is over. Write a function that records these five events:
 #
-# | event | time | registered with |
+# | event | when | registered with |
 # |---|---|---|
 # | `pre-forward` | the module is called | `module.register_forward_pre_hook(f)`, `f(module, args)` |
-# | `post-forward` | it returns | `module.register_forward_hook(f)`, `f(module, args, output)` |
-# | `output gradient` | its backward begins | `output.register_hook(f)`, `f(gradient)` |
-# | `gradient of NAME` | it is complete, in `.grad` | `p.register_post_accumulate_grad_hook(f)`, `f(p)` |
+# | `post-forward` | the module returns | `module.register_forward_hook(f)`, `f(module, args, output)` |
+# | `output gradient` | the module's backward begins | `output.register_hook(f)`, `f(gradient)` |
+# | `gradient of NAME` | the gradient is complete, in `.grad` | `p.register_post_accumulate_grad_hook(f)`, `f(p)` |
 # | `end of backward` | the backward pass ends | `Variable._execution_engine.queue_callback(f)`, `f()` |
 #
 # The last row is not a hook but a callback for one backward pass of the entire model. It can be queued only while that
 # backward pass is running. If a module or tensor hook returns a value other than None, this value replaces the input,
 # output or gradient.
 #
-# First, a prediction: a module with 2 linear layers, each with a weight and a bias, is called **twice** in one forward
-# pass. How many times is `gradient of ...` recorded in the backward pass?
+# Predict: a module with 2 linear layers, each with a weight and a bias, is called **twice** in one forward pass. How
+# many times is `gradient of ...` recorded in the backward pass?
 
 # %%
 predict("5.1", ..., "reports of `gradient of ...` in one backward, 4 parameters, module called twice")
@@ -168,16 +168,16 @@ outcome("5.1", sum(event.startswith("gradient of") for event in events), slips=s
 print(*events, sep="\n")
 
 # %% [markdown]
-# The two outputs receive their gradients at different times: the output of the last call comes first. Each parameter
-# receives its gradient once, after both calls have contributed. So a unit's backward *begins* with the gradient of an
-# output and *ends* with the gradient of its last parameter (*leaf*, in autograd's terms). A module's own backward hook
-# marks neither point reliably:
+# The two outputs receive their gradients at different times, the output of the last call first. Each parameter receives
+# its gradient once, after both calls have contributed. So a unit's backward *begins* with the gradient of an output and
+# *ends* with the gradient of its last parameter (*leaf*, in autograd's terms). A module's own backward hook does not
+# mark either point reliably:
 #
 # ### Break it: a hook on the module's backward
 #
 # A full backward hook (`register_full_backward_hook`) runs when the gradients of the module's *inputs* are ready. But
 # the inputs of a language model are tokens, which have no gradient. In this case, torch runs the hook when the
-# gradients of the *outputs* are ready. How many parameters have their gradient by then?
+# gradients of the *outputs* are ready. How many parameters have a gradient at that point?
 
 # %%
 import warnings
@@ -190,15 +190,15 @@ with warnings.catch_warnings():
 print(f"{seen[0]} of {len(SIZES.parameters)} parameters have their gradient when the root's full backward hook runs")
 
 # %% [markdown]
-# A reduction issued at that point would reduce nothing.
+# A reduction issued at that point would have no gradients to reduce.
 #
 # ### A storage can be emptied and filled again
 #
 # A tensor describes a *storage* by its shape and strides. Its views share the storage, and so do the tensors that
-# autograd saves for the backward pass. `untyped_storage().resize_(0)` frees the bytes under all of them. `device.free`
-# does just that, and `device.allocate` allocates the bytes again. (On a GPU, `device.free` first calls `record_stream`:
-# the bytes may be allocated again only after the kernels already queued on the current stream have run. Lab 06 explains
-# it.)
+# autograd saves for the backward pass. `untyped_storage().resize_(0)` frees the memory of all these tensors.
+# `device.free` does exactly this, and `device.allocate` allocates the memory again. (On a GPU, `device.free` first
+# calls `record_stream`: the memory may be reused only after the kernels already queued on the current stream have run.
+# Lab 06 explains this call.)
 
 
 # %% tags=["shown"]
@@ -225,12 +225,12 @@ y.sum().backward()
 print("back:   the gradient of x read what is there now:", x.grad.tolist())
 
 # %% [markdown]
-# Some operators, like this one, check that the memory exists; others read from address 0, and the process dies. Only
-# the schedule prevents the use of a freed parameter, so minifsdp replaces a freed parameter with a placeholder that
+# Some operators, such as this one, check that the memory exists; others read from address 0, and the process crashes.
+# To prevent the use of a freed parameter outside the schedule, minifsdp replaces the parameter with a placeholder that
 # raises an error.
 #
 # Why `full.data`? Autograd counts the changes to its saved tensors, and raises an error in the backward pass if a saved
-# tensor has changed. A gather writes every byte, but it writes the same values as before. `.data` is an alias of the
+# tensor has changed. A gather overwrites every byte, but with the same values as before. `.data` is an alias of the
 # same storage with its own *version counter*:
 
 # %% tags=["shown"]
@@ -254,12 +254,12 @@ for how in ("full", "full.data"):
 # *8 minutes, medium*
 #
 # `flat` is lab 04's flat parameter (`minifsdp.FlatParameter`). You need three of its attributes: `flat.full` is the
-# unsharded buffer [P], which has no memory at first; `flat.views` are the parameters as views of this buffer;
+# unsharded buffer [P], which is initially not allocated; `flat.views` are the parameters as views of this buffer;
 # `flat.shard` is this rank's shard [P / N], which the optimizer updates. The shard is a Parameter, so autograd records
-# operations on it, but a collective must not be differentiated. So pass `.data`, for the shard as well. Write the
-# function that unshards the unit.
+# operations on it, but collectives must not be recorded. So pass `.data` of the shard, too. Write the function that
+# unshards the unit.
 #
-# How many bytes does the `flat.full` of one block take?
+# Predict: how many bytes does the `flat.full` of one block take?
 
 # %%
 predict("5.2", ..., "bytes of one block's `flat.full` on 2 ranks, while it is gathered")
@@ -307,8 +307,8 @@ assert all(equal for _, equal in found)
 #
 # *5 minutes, easy*
 #
-# This function is the shortest, and a mistake in it is easy to miss: everything runs and the losses are right, but
-# every rank keeps the full model. Predict how many bytes of one block's parameters remain on a rank after the free.
+# This function is the shortest, and a mistake in it is easy to miss: everything runs and the losses are correct, but
+# every rank keeps the full model. Predict: how many bytes of one block's parameters remain on a rank after the free?
 
 # %%
 predict("5.3", ..., "bytes of one block's parameters that a rank of 2 holds while the block is freed")
@@ -353,12 +353,11 @@ outcome("5.3", sum(moments[-1].values()), ranks=RANKS, slips=slips)
 #
 # *10 minutes, medium*
 #
-# On every rank, the backward pass computes the unit's gradient, unsharded, from that rank's rows, so there are N
-# different gradients of P elements. A rank's optimizer needs only its own shard of their mean. The collective for this
-# is a reduce-scatter.
+# On every rank, the backward pass computes the unit's unsharded gradient for that rank's samples, so there are N
+# different gradients with P elements each. A rank's optimizer needs only its own shard of their mean. The collective
+# for this purpose is a reduce-scatter.
 #
-# With the ring algorithm (lab 01), how many bytes does each of **four** ranks send for one block's
-# gradient?
+# Predict: with the ring algorithm (lab 01), how many bytes does each of **four** ranks send for one block's gradient?
 
 # %%
 predict("5.4", ..., "bytes that a rank of 4 sends to reduce-scatter one block's gradient")
@@ -414,16 +413,16 @@ assert all(means == [1.5, 3.0] for *_, means in reduced)
 
 # %% [markdown]
 # The results of two reductions are added, like the gradients of two backward passes on one device. The padding matters
-# even though it belongs to no parameter: its gradient enters the optimizer state and the norm used for clipping.
+# even though it belongs to no parameter: its gradient is included in the optimizer state and in the norm for gradient
+# clipping.
 #
 # ## 5.5 Attach the hooks
 #
 # *25 minutes, hard*
 #
-# The next cell defines the unit that uses your functions. It replaces the parameters in the modules
-# by *leaves*. The leaves are Parameters that are views of `flat.full`, one for each original
-# parameter, and they remain the same objects throughout training. `take_gradient` is given: it
-# moves a leaf's gradient into the unit's unsharded gradient.
+# The next cell defines a unit with your functions. It replaces the parameters in the modules by *leaves*: Parameters
+# that are views of `flat.full`, one for each original parameter. They remain the same objects throughout training. The
+# method `take_gradient` is provided: it moves a leaf's gradient into the unit's unsharded gradient.
 
 
 # %%
@@ -503,26 +502,24 @@ def shard_model(model: nn.Module, pieces: Pieces, blocks: list[nn.Module] | None
 
 
 # %% [markdown]
-# What is still missing is a *schedule* that calls these functions. One step, for a root and two blocks, looks like
-# this:
+# The missing part is a *schedule*, which calls these functions. For a root and two blocks, one step is as follows:
 #
 #     forward    gather root | gather 0, compute, free 0 | gather 1, compute, free 1
 #     backward   gather 1, compute, free 1, reduce 1 | gather 0, compute, free 0, reduce 0 | free root, reduce root
 #
-# - A block is freed after its forward, and gathered again when its backward begins, which is when its output receives a
+# - A block is freed after its forward, and gathered again when its backward begins, that is, when its output receives a
 #   gradient.
 # - Its backward ends with the gradient of its last leaf. Until then, an operation may still read
-#   its parameters. When a leaf's gradient is complete, hand it over with
-#   `unit.take_gradient(leaf)`.
-# - The root's backward begins where its forward ends, so the root stays unsharded in between. Otherwise it is a unit
-#   like the others: its backward ends with the gradient of its last leaf.
+#   its parameters. When a leaf's gradient is complete, call `unit.take_gradient(leaf)`.
+# - The root's backward begins directly after its forward, so the root stays unsharded in between. Otherwise, it is a
+#   unit like the others: its backward ends with the gradient of its last leaf.
 # - **The parameters are freed before the gradient is reduced.** A common mistake is the order "gather, compute,
 #   reduce-scatter, free" in the backward pass. The reduction reads only the gradient, so with this order, the
-#   parameters would occupy memory during the reduction for no reason. torch also frees first (`_post_backward_hook` in
+#   parameters would occupy memory unnecessarily during the reduction. torch also frees first (`_post_backward_hook` in
 #   `torch/distributed/fsdp/_runtime_utils.py` calls `_post_backward_reshard`, then `_reduce_grad`).
 # - A forward pass under `torch.no_grad()` has no backward pass, so all units are freed after it, including the root.
 #
-# How many all-gathers does one step of this lab's model with its 6 units issue?
+# Predict: how many all-gathers does one step of this lab's model with its 6 units issue?
 
 # %%
 predict("5.5", ..., "all-gathers of one step, 6 units")
@@ -588,7 +585,7 @@ def take_step(trainer: Trainer, batch: data.Batch, tell: Callable[[str], Any] = 
 # %% [markdown]
 # ### Measured: it trains like a single process
 #
-# The cell prints the mean of the losses of all ranks next to the loss of a single process with all rows.
+# The cell prints the mean of all ranks' losses next to the loss of a single process with the full batch.
 
 
 # %%
@@ -655,8 +652,8 @@ for name in UNITS:
     assert max(at for at, event in enumerate(events) if event == f"free {name}") < reduced_at, f"{name}: freed too late"
 
 # %% [markdown]
-# The next cell shows the same step with a slider: drag it, or use the arrow keys. Each row is a unit. Light blue marks
-# a gathered unit, and a thin line marks this rank's shard. Watch one block: it is unsharded twice, and only while it is
+# The next cell shows the same step with a slider: drag it, or use the arrow keys. Each row is a unit. A gathered unit
+# is light blue, and this rank's shard is a thin line. Watch one block: it is unsharded twice, and only while it is
 # being computed.
 
 # %% tags=["nbval-ignore-output"]
@@ -679,9 +676,9 @@ show("One step of your FSDP", f"GPT of {psi:,} parameters on {RANKS} ranks.", {"
 #
 # ### Measured: still data parallelism
 #
-# FSDP shards *storage*. A rank computes on its own rows with unsharded parameters, as in DDP; no matrix product is
-# split. In tensor parallelism, every rank would keep a shard of the weight and compute with this shard, and all ranks
-# would work on the same rows.
+# FSDP shards *storage*. A rank computes on its own samples with unsharded parameters, as in DDP; no matmul is split.
+# With tensor parallelism, every rank would keep a shard of the weight and compute with this shard, and all ranks would
+# process the same samples.
 
 
 # %% tags=["C13"]
@@ -718,7 +715,7 @@ assert inside["weight inside forward"] == (3 * width, width)
 #
 # The next cell compares the gradients of the first step, unit by unit: those from your FSDP, from minifsdp's and
 # torch's `FullyShardedDataParallel`, and from a single-process run. On two ranks, a mean is one addition and one
-# halving. Nothing can be rounded differently, so the three FSDP implementations agree bit for bit.
+# halving. Rounding errors cannot differ, so the three FSDP implementations agree bit for bit.
 
 
 # %%
@@ -773,19 +770,19 @@ assert close, f"not one process's gradients; {why}"
 # %% [markdown]
 # ### Measured: a rank never holds the full model, even at its peak
 #
-# Let R be the padded size of the root in bytes, and B that of the largest block. The prediction is:
+# Let R and B be the padded sizes of the root and of the largest block in bytes. The predictions are:
 #
-# - at rest: the parameter shards and the optimizer-state shards (optimizer state is never gathered);
+# - between steps: the parameter shards and the optimizer-state shards (optimizer state is never gathered);
 # - unsharded parameters: at most R + B;
-# - gradients: at most R + B + the gradient shards of all blocks. The root's gradient stays unsharded throughout,
-#   because the head's gradient is the first to be computed and the embedding's is the last. Only one block at a time
-#   has an unsharded gradient; each block that has already been reduced keeps only its gradient shard. While a block is
-#   being reduced, it holds both its unsharded gradient and its gradient shard. With gloo, minifsdp also receives the
-#   contributions of the other ranks, (N - 1) / N · B, and sums them itself; NCCL needs no such memory;
+# - gradients: at most R + B + the gradient shards of all blocks. The root's gradient stays unsharded throughout the
+#   backward pass, because the head's gradient is the first to be computed and the embedding's is the last. Only one
+#   block at a time has an unsharded gradient; each block that has already been reduced keeps only its gradient shard.
+#   While a block is being reduced, it holds both its unsharded gradient and its gradient shard. With gloo, there are
+#   also receive buffers for the contributions of the other ranks, (N - 1) / N · B; NCCL needs no such memory;
 # - the total: shards + 2 (R + B) + the gradient shards of the other blocks, as in the table.
 #
-# The peak comes just before the reduction of block 0, the last block in the backward pass. At this moment, a rank holds
-# the following in addition to its shards of all parameters and of the optimizer state:
+# The peak occurs just before the reduction of block 0, the last block in the backward pass. At this moment, a rank
+# holds the following tensors in addition to its shards of all parameters and of the optimizer state:
 #
 # | unit | unsharded parameters | gradient |
 # |---|---|---|
@@ -794,10 +791,10 @@ assert close, f"not one process's gradients; {why}"
 # | blocks 1 to 4 | none | a shard each, already reduced |
 #
 # Then the parameters of block 0 are freed, and only then is its gradient shard allocated. If the parameters were freed
-# after the reduction, they would still be in memory at that point, and the peak would be higher. Even at the peak, a
-# rank never holds the full 4Ψ bytes of parameters or of gradients.
+# after the reduction, they would still be in memory when it is allocated, and the peak would be higher. Even at the
+# peak, a rank never holds the full 4Ψ bytes of parameters or of gradients.
 #
-# Activations come in addition, as in every rung; the curve omits them.
+# The curve does not include activations, which are additional memory in every rung.
 
 
 # %%
@@ -876,14 +873,13 @@ plots.curve(
 )
 
 # %% [markdown]
-# From left to right, the forward pass has five plateaus on top of the root, one per block, with a short gap after each,
-# where one block is freed and the next one is gathered. In the backward pass, each block's parameters and gradient are
-# alive at the same time, and then a shard of the gradient remains.
+# From left to right, the forward pass has five plateaus above the level of the root, one per block, with a short gap in
+# between, when one block is freed and the next one is gathered. In the backward pass, each block's parameters and
+# gradient are allocated at the same time, and then only a shard of the gradient remains.
 #
 # The next figure shows the same step stage by stage, with activations. The prediction is the model state plus, after
-# the forward pass, the activations that a single process holds for this rank's rows. The peak is not predicted, because
-# it depends on details of the model: the activations that are still alive, and the temporary buffers of the backward
-# pass.
+# the forward pass, the activations of a single process for this rank's samples. The peak is not predicted, because it
+# depends on details of the model: the activations not yet freed, and the temporary buffers of the backward pass.
 
 
 # %%
@@ -926,8 +922,8 @@ plots.stages(
 # %% [markdown]
 # ### Measured: ZeRO-3 holds the least and sends the most
 #
-# FSDP shards the model state as stage 3 of ZeRO does: the parameters are sharded too. The table
-# shows the bytes that a rank holds and the bytes that it sends per step.
+# Like stage 3 of ZeRO, FSDP shards the full model state, including the parameters. The table shows how many bytes a
+# rank holds, and how many it sends per step.
 
 # %% tags=["C8"]
 share = (RANKS - 1) / RANKS
@@ -944,20 +940,21 @@ for name in (*EARLIER, "yours"):
     assert wire == round(share * moved)
 
 # %% [markdown]
-# The bytes held are counted after the optimizer's step, before `zero_grad`. DDP sends 2(N - 1)/N of the gradient, in an
-# all-reduce. ZeRO-1 and ZeRO-2 send the same amount, in a reduce-scatter of gradients and an all-gather of parameters.
-# They also all-reduce 4 bytes per parameter tensor, by which the ranks agree on which tensors have a gradient. ZeRO-3
-# gathers the parameters twice, so it sends 3(N - 1)/N, minus the root's second gather.
+# The bytes held are counted after the optimizer's step, before `zero_grad`. DDP sends 2(N - 1)/N times the size of the
+# gradient, in an all-reduce. ZeRO-1 and ZeRO-2 send the same number of bytes, in a reduce-scatter of gradients and an
+# all-gather of parameters. They also all-reduce 4 bytes per parameter tensor, so that the ranks agree on which tensors
+# have a gradient. ZeRO-3 gathers the parameters twice, so it sends 3(N - 1)/N times the size, minus the root's second
+# gather.
 #
 # ## 5.6 SHARD_GRAD_OP
 #
 # *15 minutes, hard*
 #
-# If there is enough memory for all unsharded parameters, the second gather is unnecessary: keep the parameters that
-# were gathered in the forward pass. Between steps, everything is still sharded. Which of your hooks changes, and which
-# one disappears?
+# If there is enough memory for all unsharded parameters, the second gather is unnecessary: keep the gathered parameters
+# after the forward pass. Between steps, everything is still sharded. Which of your hooks changes, and which hook is no
+# longer needed?
 #
-# Predict how many bytes of unsharded parameters a rank holds when the forward pass ends.
+# Predict: how many bytes of unsharded parameters does a rank hold at the end of the forward pass?
 
 # %%
 predict("5.6", ..., "bytes of unsharded parameters when forward ends, SHARD_GRAD_OP, 2 ranks")
@@ -1018,8 +1015,8 @@ assert abs(traffic["FULL_SHARD"] / traffic["DDP"] - ratio) < 1e-6
 assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 
 # %% [markdown]
-# The factor 1.5, from the ZeRO paper, counts bytes, not time. DDP's all-reduce can hide behind the backward pass. A
-# gather that the next computation is waiting for cannot be hidden unless it is issued earlier
+# The factor of 1.5 from the ZeRO paper is for bytes, not for time. DDP's all-reduce can be hidden behind the backward
+# pass. A gather is exposed if the next computation waits for it, unless it is issued earlier
 # (`minifsdp/fsdp/schedules/prefetch.py`).
 #
 # ## What FSDP buys
@@ -1027,8 +1024,9 @@ assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 # ### Measured: memory buys a larger batch, and a larger batch amortizes the traffic
 #
 # The next cells give this lab's model a budget of 16 MiB per rank. A binary search, which runs real steps and reads the
-# peak from the ledger, finds the largest number of rows per rank that fits in the budget. Then every size is timed over
-# an emulated link (2 ms latency, 100 MB/s), which makes traffic as expensive as between machines.
+# peak from the ledger, finds the largest number of samples per rank ("rows" in the output) that fits in the budget.
+# Then a step with each number of samples is timed over an emulated link (2 ms latency, 100 MB/s), on which traffic is
+# as expensive as between machines.
 
 
 # %%
@@ -1134,12 +1132,13 @@ plots.lines(
 )
 
 # %% [markdown]
-# (On a busy machine, single points may be off, but the shape of the curves stays the same.)
+# (On a busy machine, single points may be inaccurate, but the shape of the curves stays the same.)
 #
 # This is the trade-off: at the same batch size, FSDP costs time, but it makes larger batches or larger models possible.
-# The larger batch wins back most of this time, because it amortizes the traffic of a step over more rows. Whether it
-# wins back all of it depends on the link and on the compute per row: this FSDP hides nothing, and sending 1.5 times the
-# bytes for twice the rows roughly breaks even. If DDP's batch fits with memory to spare, FSDP gains nothing.
+# The larger batch recovers most of this time, because it amortizes the traffic of a step over more samples. Whether it
+# recovers all of this time depends on the link and on the compute per sample: this FSDP hides no communication, and
+# sending 1.5 times as many bytes for twice as many samples roughly breaks even. If DDP's batch fits with memory to
+# spare, FSDP gains nothing.
 #
 # ## Break it
 #
@@ -1148,7 +1147,7 @@ plots.lines(
 # "With FSDP, memory is no lower than with DDP" is the complaint in
 # [fairscale#1050](https://github.com/facebookresearch/fairscale/issues/1050) and
 # [Lightning#15976](https://github.com/Lightning-AI/pytorch-lightning/issues/15976). One cause is a wrapping policy that
-# matches no module, so that the root is the only unit. Calling `shard_model` without blocks has much the same effect:
+# matches no module, so that the root is the only unit. Calling `shard_model` without blocks has a similar effect:
 
 
 # %%
@@ -1165,13 +1164,13 @@ for name in ("DDP", "only the root", "yours"):
 
 # %% [markdown]
 # The root is gathered before the forward pass and stays unsharded until the end of the backward pass. Its unsharded
-# gradient is just as large, so together they take 8Ψ bytes, in addition to the shards. Between steps everything is
+# gradient is equally large, so together they take 8Ψ bytes, in addition to the shards. Between steps, everything is
 # sharded, so a measurement *between* steps does not reveal the mistake. Always print the table of units.
 #
 # ### A method other than forward
 #
-# Hooks run when a module is *called*. Any other access to a sharded module, by `generate()` or through a submodule,
-# finds the parameters still sharded:
+# Hooks run when a module is *called*. With any other access to a sharded module, by `generate()` or through a
+# submodule, the parameters are still sharded:
 
 
 # %%
@@ -1204,12 +1203,12 @@ print_wrapped(f"minifsdp: {said['minifsdp']}")
 # tensor. The message does not mention this ([pytorch#124019](https://github.com/pytorch/pytorch/issues/124019),
 # [transformers#39186](https://github.com/huggingface/transformers/issues/39186)). minifsdp replaces the parameter with
 # a placeholder (`Absent` in `minifsdp/fsdp/absent.py`). The placeholder has the parameter's shape, and its error
-# explains why there are no values.
+# message explains why there are no values.
 #
 # ### State read outside the forward pass
 #
-# For the same reason, a norm, a histogram or a checkpoint of `model.blocks[0].qkv.weight` cannot
-# work, and the `state_dict()` of your FSDP contains only one shard per unit:
+# For the same reason, a norm, a histogram or a checkpoint of `model.blocks[0].qkv.weight` is impossible, and the
+# `state_dict()` of your FSDP contains only one shard per unit:
 
 
 # %%
@@ -1258,14 +1257,14 @@ for early, (changed, held) in zip((False, True), launch(both, RANKS)[0], strict=
     print(f"optimizer built {'before' if early else 'after'} sharding: trains {changed}, holds {held:,} bytes")
 
 # %% [markdown]
-# An optimizer built before sharding holds the original parameters. The model no longer computes with them, so they have
-# no gradient, and the optimizer silently skips them all. It also keeps their memory alive, which is as large as the
-# full model. So build the optimizer after wrapping.
+# An optimizer built before sharding refers to the original parameters. The model no longer computes with them, so they
+# have no gradient, and the optimizer silently skips all of them. It also keeps their memory allocated, which is as
+# large as the full model. So build the optimizer after wrapping.
 #
 # ## What is still missing
 #
-# The next cell traces a step with 12 rows per rank over an emulated link (1 ms latency, 100 MB/s).
-# Before you look at the result: what does the processor do while the link is busy?
+# The next cell traces a step with 12 samples per rank over an emulated link (1 ms latency, 100 MB/s). Before you look
+# at the result: what does the CPU do while the link is busy?
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1292,13 +1291,12 @@ plots.timeline(
 )
 
 # %% [markdown]
-# (On a busy machine, the spans are longer, especially those of the reductions, because their additions need the
-# processor.)
+# (On a busy machine, the spans are longer, especially those of the reductions, because their additions need the CPU.)
 #
-# Every gather and every reduction is on the critical path: compute and link take turns. The mathematics does not
-# require this. A block could be reduced while the next one is being computed, and the next block could be gathered
-# while the current one is being computed. This takes streams, events, and a schedule for issuing the collectives. You
-# find them in `overlap.py`, `prefetch.py` and `rate_limit.py` in `minifsdp/fsdp/schedules`, which are the next rungs of
+# Every gather and every reduction is on the critical path: compute and communication alternate. This is not necessary.
+# A block could be reduced while the next one is being computed, and the next block could be gathered while the current
+# one is being computed. Such overlap needs streams, events, and a schedule for issuing the collectives. You find them
+# in `overlap.py`, `prefetch.py` and `rate_limit.py` in `minifsdp/fsdp/schedules`, which are the next rungs of
 # `minifsdp ladder`.
 #
 # ## What to remember
@@ -1309,28 +1307,28 @@ plots.timeline(
 # 2. The peak consists of the shards, the parameters and gradients of the root and of the largest unit, and the
 #    activations. The optimizer state is never gathered. With a single unit, all parameters and all gradients are
 #    unsharded at the peak, and little is saved.
-# 3. Freeing shrinks the *storage* to 0 bytes, whatever names, views and saved tensors refer to it.
-#    Gather back into the same storage, through an alias with its own version counter.
+# 3. Freeing shrinks the *storage* to 0 bytes, although names, views and saved tensors still refer to it. Gather into
+#    the same storage again, through an alias with its own version counter.
 # 4. FULL_SHARD takes 2U - 1 gathers, U reduce-scatters and 1.5 times DDP's traffic. SHARD_GRAD_OP takes U gathers, U
 #    reduce-scatters and no more than DDP's traffic, but all parameters are unsharded when the forward pass ends.
-# 5. FSDP is data parallelism: each rank computes with unsharded parameters on its own rows. Only the storage is
+# 5. FSDP is data parallelism: each rank computes with unsharded parameters on its own samples. Only the storage is
 #    sharded.
 #
 # ## Questions
 #
-# **1. Your model has one layer that holds half of all parameters. How much does FSDP save?**
+# **1. One layer of your model has half of all parameters. How much memory does FSDP save?**
 #
 # <details><summary>Answer</summary>
 #
-# At rest, FSDP saves all but 1/N of everything. But at the peak, that layer is unsharded, and so is its gradient;
-# together they take 4Ψ bytes. To go lower, split the layer or its computation (tensor parallelism).
+# Between steps, FSDP reduces the model state to 1/N. But at the peak, that layer is unsharded, and so is its gradient;
+# together they take 4Ψ bytes. To reduce the peak further, split the layer or its computation (tensor parallelism).
 # </details>
 #
 # **2. Why is the root not freed after its forward?**
 #
 # <details><summary>Answer</summary>
 #
-# Its forward ends with the loss, and its backward begins with the loss. If it were freed, it would be gathered again
+# Its forward ends with the loss, and its backward begins with the loss. A freed root would be gathered again
 # immediately, and nothing would be gained.
 # </details>
 #
@@ -1338,8 +1336,8 @@ plots.timeline(
 #
 # <details><summary>Answer</summary>
 #
-# They send everything four times: in each micro-batch, a unit is gathered twice and its gradient is reduced and added
-# to the shard's gradient. Reducing only after the last micro-batch saves three reductions per unit, but keeps the
+# They send everything four times: in each micro-batch, a unit is gathered twice, and its gradient is reduced and added
+# to the gradient of the shard. Reducing only after the last micro-batch saves three reductions per unit, but keeps the
 # unsharded gradients of all units in the meantime (`no_sync`).
 # </details>
 #
@@ -1348,17 +1346,17 @@ plots.timeline(
 # <details><summary>Answer</summary>
 #
 # The gradient of this parameter never arrives, so the unit is neither freed nor reduced, and its count of missing
-# gradients is not reset. The next step is worse: it continues from this leftover count, ends the unit too early, and
-# silently reduces an incomplete gradient. minifsdp and torch end such units in the end-of-backward callback of 5.1 and
-# count the missing gradient as zero.
+# gradients is not reset. The next step is worse: it continues with this stale count, ends the unit's backward too
+# early, and silently reduces an incomplete gradient. minifsdp and torch finish such units in the end-of-backward
+# callback of 5.1 and count the missing gradient as zero.
 # </details>
 #
 # **5. Why is the hook on the output, and not on the gradient of the next module's input?**
 #
 # <details><summary>Answer</summary>
 #
-# In a chain of modules, the two are the same tensor. With a residual connection, a second output or a head, they are
-# not. A unit knows only its own outputs.
+# In a chain of modules, the output and the next input are the same tensor. With a residual connection, a second output
+# or a head, they differ. A unit knows only its own outputs.
 # </details>
 #
 # ## Further reading

@@ -11,8 +11,8 @@
 # # Lab 06: overlap
 #
 # The FSDP of lab 05 waits for every message. While the link is busy, nothing is computed, and while a unit is being
-# computed, the link is idle. A step therefore takes its compute time **plus** its communication time. In this lab,
-# communication gets its own streams and overlaps with compute as far as the order of issue allows.
+# computed, the link is idle. The step time is therefore the compute time **plus** the communication time. In this lab,
+# communication gets its own streams and overlaps with compute as far as the issue order allows.
 #
 # ![Compute and communication of one step, each on its own stream](../slides/figures/overlap-step.svg)
 #
@@ -21,12 +21,12 @@
 #
 # **Afterwards you can**
 #
-# - compute when a piece of work starts on a device whose host runs ahead, given the streams, the events and the time
-#   that the host needs to queue each piece;
-# - overlap a gather and a reduction with compute, and name the one place where compute has to wait for each;
+# - compute when an operation starts on a device whose host runs ahead, given the streams, the events and the launch
+#   time per operation;
+# - overlap a gather and a reduction with compute, and name the point at which compute has to wait for each of them;
 # - find a missing wait in a log, and explain why it raises no error;
-# - free memory that a queued kernel has yet to read, without stopping the host or a stream;
-# - predict the gain from overlap on a GPU, and explain why the same order of issue saves almost nothing on a CPU.
+# - free memory that a queued kernel has not read yet, without blocking the host or a stream;
+# - predict the gain from overlap on a GPU, and explain why the same issue order saves almost nothing on a CPU.
 #
 # **You need** lab 05 (gather, free and reduce-scatter, and what a schedule decides). Streams and events are explained
 # here.
@@ -51,42 +51,42 @@ from minifsdp.flat_param import FlatParameter
 # ## Who waits for whom
 #
 # Your program does not run on the GPU. It runs on the CPU, the **host**, and puts *kernels* (one operation each, such
-# as a matrix product or an addition) into queues, which the GPU works through. Queuing a kernel takes the host a few
+# as a matmul or an addition) into queues, which the GPU processes. Launching a kernel takes the host a few
 # microseconds, however long the kernel runs, so the host is soon far ahead of the GPU.
 #
 # - A **stream** is such a queue: first in, first out. Two streams run concurrently.
-# - An **event** is a mark that the host puts into a stream's queue. It has *happened* when the stream has reached it.
-# - **A stream waits for an event**: everything queued on the stream afterwards starts only once the event has happened.
-#   The host puts this wait into the queue as well, and carries on.
-# - **The host waits** (`synchronize`): it issues nothing more until the event has happened. It also waits whenever it
+# - An **event** is a marker that the host records in a stream's queue. It is *complete* when the stream has reached it.
+# - **A stream waits for an event**: everything queued on the stream afterwards starts only once the event is complete.
+#   The host queues this wait as well, and continues.
+# - **The host waits** (`synchronize`): it issues nothing more until the event is complete. It also waits whenever it
 #   needs a value from the device, as in `loss.item()`.
 #
 # By default, PyTorch computes on a single stream, the *compute stream*. NCCL's collectives, if issued with
-# `async_op=True` as here, run on a stream of their communicator, one after the other, in the order of issue. A
-# collective starts when the stream on which it was *issued* reaches that point; `handle.wait()` makes the stream on
-# which it is *called* wait for the collective. With gloo on a CPU, the host itself waits. What you can observe
-# therefore depends on your setup:
+# `async_op=True` as here, run on a stream of their communicator, one after the other, in issue order. A collective
+# starts when the stream on which it was *issued* reaches that point; `handle.wait()` makes the stream on which it is
+# *called* wait for the collective. With gloo on a CPU, the host itself waits. Your observations therefore depend on
+# your setup:
 #
 # | setup | `wait()` blocks | what runs ahead | a timeline shows | its times represent |
 # |---|---|---|---|---|
-# | laptop, gloo | the host | nothing | operations, waits, collectives | this processor and an emulated link |
+# | laptop, gloo | the host | nothing | operations, waits, collectives | this CPU and an emulated link |
 # | two ranks on one GPU, NCCL | the stream | the host | kernels | nothing real: see below |
 # | a GPU for each rank, NCCL | the stream | the host | kernels | these GPUs and their links |
 #
 # On the laptop, the host itself computes, and other threads carry the messages. On a shared GPU, the streams, the
-# events and the order of kernels are real, but the ranks take turns on the GPU and communicate over sockets, so you
-# cannot measure the *gain* from overlap there. Some parts run in the same way in every setup: programs for the
-# simulated GPU, which exists only as a model, are recorded on the CPU, and cells that call `versus` run their ranks
-# over gloo on the CPU. Everything else runs in your setup.
+# events and the order of kernels are real, but the ranks take turns on the GPU and communicate over sockets, so the
+# *gain* from overlap cannot be measured there. Some parts are the same in every setup: programs for the simulated GPU
+# are recorded on the CPU, and cells that call `versus` run their ranks over gloo on the CPU. Everything else runs in
+# your setup.
 #
 # ## 6.1 When does each piece finish?
 #
 # *10 minutes, medium*
 #
-# These rules can be written in a dozen lines of code. Make a prediction first. The host queues the following five
-# pieces of work in this order, and needs 0.5 ms to queue each of them, including the first:
+# A dozen lines of code can implement these rules. Make a prediction first. The host queues the following five
+# operations (each a `Piece` in the code) in this order, and needs 0.5 ms to queue each of them, including the first:
 #
-# | number | stream | takes | after |
+# | number | stream | duration | waits for |
 # |---|---|---|---|
 # | 0, gather of unit 0 | link | 2 ms | |
 # | 1, compute unit 0 | compute | 3 ms | 0 |
@@ -155,10 +155,10 @@ outcome("6.1", round(1e3 * finish_times(FIVE, 0.5e-3)[-1], 3), how="computed", s
 #   finished;
 # - **two streams on a GPU**: a gather starts when the link is free, and each unit's compute waits for that unit's
 #   gather;
-# - **two streams on a CPU**: the same, but the host itself computes. While it computes, it issues nothing, as if it
+# - **two streams on a CPU**: as before, but the host itself computes. While it computes, it issues nothing, as if it
 #   waited for every kernel.
 #
-# Predict first: in which two settings does the forward pass take the same time?
+# Predict: in which two settings does the forward pass take the same time?
 
 # %%
 import statistics
@@ -230,12 +230,11 @@ plots.timeline(
 )
 
 # %% [markdown]
-# `minifsdp.course.machine` is a full version of your function. A `Recorder` logs every request that a real training
-# step makes of its device (kernels with their operations and bytes, collectives, waits, allocations and frees, each
-# with its stream), and `replay` computes when each of them would run on given hardware. This lab uses the model
-# wherever a laptop cannot measure the effect, and every figure drawn from it is labelled *model, not measured*. The
-# model ignores jitter on the host, the slowdown that kernels and collectives cause each other, and the multiprocessors
-# that NCCL occupies.
+# `minifsdp.course.machine` is a full version of your function. A `Recorder` logs every request of a real training step
+# to its device (kernels with their FLOPs and bytes, collectives, waits, allocations and frees, each with its stream),
+# and `replay` computes when each of them would run on given hardware. This lab uses the model wherever a laptop cannot
+# measure an effect, and every such figure is labelled *model, not measured*. The model ignores jitter on the host, the
+# mutual slowdown of kernels and collectives, and the multiprocessors occupied by NCCL.
 #
 # ## 6.2 Order two streams
 #
@@ -243,8 +242,8 @@ plots.timeline(
 #
 # Two streams are always ordered in the same way: one records an event, and the other waits for it. On CUDA, these are
 # torch's streams and events. On a CPU, a stream is only a name and a wait does nothing, but every function in
-# `device.command_observers` is still called with each command that a GPU would receive. The checks in this lab and the
-# recorder rely on these calls.
+# `device.command_observers` is still called with each command that a GPU would receive. The recorder and the checks in
+# this lab rely on these calls.
 #
 # Predict: `giver` has 40 ms of work queued. For how many milliseconds does `order_streams` block the host?
 
@@ -304,11 +303,11 @@ outcome("6.2", stands, how="computed", slips=slips)
 # compute when the gather writes into it.
 #
 # The gather reads this rank's shard, which the optimizer has written on the compute stream. One wait per step, before
-# the first gather, is enough to order the two (with your function from 6.2). That wait does not belong in `gather`: a
-# gather that waited for all compute queued so far would not overlap with anything.
+# the first gather, is enough to order the two streams (with your function from 6.2). That wait does not belong in
+# `gather`: a gather that waited for all previously queued compute would not overlap with anything.
 #
-# The cell below runs your function on a worst-case link: no data arrives until something waits for it, and until then
-# the buffer contains NaN. How many elements of `flat.full` are correct when your function returns?
+# The cell below runs your function on a worst-case link: no data arrives until something waits for it, and until then,
+# the buffer contains NaN. Predict: how many elements of `flat.full` are correct when your function returns?
 
 # %%
 predict("6.3", ..., "elements of a block's `flat.full` that are right when gather returns")
@@ -377,28 +376,26 @@ print(f"of {block_elements:,} elements {right} are right when gather returns; al
 assert after
 
 # %% [markdown]
-# A handle that is never waited for is the typical bug in this lab. It raises no error: the shapes are right, the memory
-# is allocated, and the values may look right. With gloo, the host then races gloo's threads; with NCCL, one stream
-# races another.
+# A missing `wait()` on a handle is the typical bug in this lab. It raises no error: the shapes are correct, the memory
+# is allocated, and the values may look correct. With gloo, there is a race between the host and gloo's threads; with
+# NCCL, there is a race between two streams.
 #
 # ## 6.4 Find the missing wait
 #
 # *15 minutes, hard*
 #
-# Values do not reveal such a bug, but the order of issue does. The log used here has one line for each action that the
-# host takes:
+# Values do not reveal such a bug, but the issue order does. The log used here has one line for each action of the host:
 #
-# | verb | what | stream | means |
+# | verb | object | stream | meaning |
 # |---|---|---|---|
-# | `gather` | unit | the issuing stream | the unit's data is under way from here on; the stream itself does not wait |
+# | `gather` | unit | the issuing stream | from here on, the gather is in progress; the stream itself does not wait |
 # | `wait` | unit | the waiting stream | it waits for the unit's most recent gather |
-# | `record` | event | the recording stream | the event stands for all gathers that the stream is sure of here |
-# | `wait event` | event | the waiting stream | it waits for the event's last `record`, and is then sure of those |
+# | `record` | event | the recording stream | the event covers all gathers that the stream is *sure* of at this point |
+# | `wait event` | event | the waiting stream | it waits for the event's last `record`, then is sure of its gathers |
 # | `read` | unit | the kernel's stream | a kernel computes with the unit's parameters |
 #
-# A stream is *sure* of a gather if it has waited for that gather itself, or if it has waited for an event that another
-# stream recorded when it was already sure of that gather, and so on. A wait covers one gather only: the next gather of
-# the same unit needs a wait of its own.
+# A stream is *sure* of a gather if it has waited for that gather itself, or for an event recorded on a stream that was
+# already sure of that gather. A wait covers one gather only: the next gather of the same unit needs another wait.
 
 
 # %%
@@ -440,27 +437,27 @@ for number in missing_waits(log):
 
 # %% [markdown]
 # `torch.cuda._sanitizer` performs this check for every tensor of a program. Instead of sets of gathers, it keeps
-# *vector clocks*: for each stream, a number that says how far that stream is known to have progressed.
-# `minifsdp/course/machine/hazards.py` works in the same way.
+# *vector clocks*: for each stream, a number that records how far that stream is known to have progressed.
+# `minifsdp/course/machine/hazards.py` uses the same method.
 #
 # ## 6.5 Free without stopping
 #
 # *8 minutes, medium*
 #
 # The host frees a unit once it has *issued* the unit's last kernel. That kernel still has to read the unit's memory,
-# and may not run until a second later. If the host waited for the kernel, it could not run ahead. So the allocator must
-# know which streams still read the memory. It knows the stream on which the memory was allocated; every other stream
-# that reads it must be recorded before the memory is freed:
+# and may run as much as a second later. If the host waited for the kernel, it could not run ahead. So the allocator
+# must know which streams still read the memory. It knows the stream on which the memory was allocated; every other
+# reading stream must be recorded before the memory is freed:
 #
 #     device.record_stream(buffer)        # the *current* stream uses this buffer; torch: Tensor.record_stream
 #
-# When the memory is freed, the allocator records an event on the recorded stream, and it reuses the memory only after
-# the event has happened.
+# When the memory is freed, the allocator records an event on that stream, and reuses the memory only after the event is
+# complete.
 #
 # In the cell below, a 12 MiB buffer is "gathered" on the link's stream and summed on the compute stream, which takes a
 # long time. The host frees the buffer immediately and allocates the next one, also of 12 MiB. The result of the sum
-# takes 2 MiB, the smallest amount that the allocator requests from the device. How many MiB does the allocator request
-# in total?
+# takes 2 MiB, the smallest amount that the allocator requests from the device. Predict: how many MiB does the allocator
+# request in total?
 
 # %%
 predict("6.5", ..., "MiB reserved: two gathers of 12 MiB, the first freed while it is read, and 2 MiB")
@@ -532,31 +529,31 @@ for name, each in (("yours", run), ("without record_stream", refill(without_reco
 assert not run.hazards, "the next gather is written over what compute still reads: the allocator was not told"
 
 # %% [markdown]
-# Memory that has been freed is not necessarily available yet. The farther the host runs ahead, the more memory is in
-# this in-between state, which is the subject of lab 08.
+# Freed memory is not necessarily available yet. The farther the host runs ahead, the more memory is freed but not yet
+# available; this is the subject of lab 08.
 #
 # ## 6.6 Reduce on its own stream
 #
 # *10 minutes, medium*
 #
-# Suppose that the host has issued all kernels that compute a unit's gradient and has freed the unit's parameters. Next,
-# it issues the reduction. The reduction reads what the compute stream is still writing, so the two streams must be
-# ordered. Nothing in the rest of the backward pass reads the result, so nothing needs to wait for the reduction now.
-# What does wait for it, and when?
+# Suppose that the host has issued all kernels for a unit's gradient and has freed the unit's parameters. Next, it
+# issues the reduction. The reduction reads the gradient, which the compute stream is still writing, so the two streams
+# must be ordered. Nothing in the rest of the backward pass reads the result, so nothing needs to wait for the reduction
+# yet. What has to wait for it, and when?
 #
 # - The optimizer waits for it, at the end of the backward pass.
-# - The next reduction waits for it, so that only one unsharded gradient is held at a time. (This is true in the order
-#   in which the host issues the work, which is the only order on a CPU. On a GPU, the memory of freed gradients becomes
-#   available only after their events, so several may still occupy memory.)
+# - The next reduction waits for it, so that only one unsharded gradient is held at a time. (This is true in issue
+#   order, which is the only order on a CPU. On a GPU, the memory of freed gradients becomes available only after their
+#   events, so several gradients may still occupy memory.)
 #
 # `unit.wait_reduce()` does more than wait: on the current stream, it adds the mean to the shard's `.grad` and frees the
-# unsharded gradient. So this call belongs on the reduction stream as well.
+# unsharded gradient. Therefore, this call also belongs on the reduction stream.
 #
-# Predict, for the lab's model (5 blocks of 133,665 elements, 2 ranks): at the peak of a step, how many more bytes does
-# a rank hold than in lab 05, where each reduction was awaited immediately? In lab 05, the peak came when the gradient
+# Predict for the lab's model (5 blocks of 133,665 elements, 2 ranks): at the peak of a step, how many more bytes does a
+# rank hold than in lab 05, where each reduction was awaited immediately? In lab 05, the peak occurred when the gradient
 # of block 0, the last block in the backward pass, was complete and the block's parameters had not yet been freed. With
-# gloo, also count the receive buffers of a reduction in flight. They hold the other ranks' contributions, (N - 1) / N
-# of a block, which minifsdp sums itself. NCCL needs no such memory.
+# gloo, also count the receive buffers of a reduction in progress: they hold the other ranks' contributions, (N - 1) / N
+# of a block. NCCL needs no such memory.
 
 # %%
 predict("6.6", ..., "bytes more at the peak of a step than without overlap, 2 ranks")
@@ -598,7 +595,7 @@ def start_reduction(unit: Reducing, stream: Any, under_way: list[Reducing]) -> N
 # %% [markdown]
 # ## The schedule
 #
-# In minifsdp, a unit knows *how* to allocate, gather, free and reduce, and a schedule decides *when*. In this lab the
+# In minifsdp, a unit knows *how* to allocate, gather, free and reduce, and a schedule decides *when*. In this lab, the
 # units use your functions, and the schedule is a `SyncSchedule` with four changes. The rest of `SyncSchedule` stays the
 # same: before a unit is computed, `pre_forward` and `pre_backward` issue its gather and wait for it on the compute
 # stream.
@@ -662,9 +659,9 @@ def build(schedule: Any, paper: Group | None = None, settings: Settings = SETTIN
 # %% [markdown]
 # ### Measured: the same losses, and one more gradient in memory at the peak
 #
-# The computation is unchanged, so every rank's losses equal those under lab 05's schedule, bit for bit. Memory use is
-# slightly higher. (The ledger counts what the program holds, in the order in which the host allocates and frees it. On
-# a GPU, freed memory may still be in use; the simulated GPU further down counts that memory too.)
+# The computation is unchanged, so every rank's losses equal those of lab 05's schedule, bit for bit. Memory use is
+# slightly higher. (The ledger counts allocations and frees in the host's order. On a GPU, freed memory may still be in
+# use; the simulated GPU below counts that memory, too.)
 
 
 # %%
@@ -782,10 +779,10 @@ print(f"as it is, with the late wait: {plausible}")
 
 # %% [markdown]
 # The loss is NaN because the emulated link fills memory with NaN until the data arrives. On a real link, block 2
-# computes with whatever is in its memory: some of the gathered data, or older values. The loss may then be right, wrong
-# but plausible, or NaN, and it may differ from run to run. So check the order, not the values. The next cell translates
-# the recorded program of one rank into the notation of 6.4. It compares the verdict of your detector with that of the
-# simulated GPU, which checks every buffer.
+# computes with the current contents of its memory: part of the gathered data, or older values. The loss may then be
+# correct, wrong but plausible, or NaN, and may differ from run to run. So check the order, not the values. The next
+# cell translates the recorded program of one rank into the notation of 6.4. It compares the verdicts of your detector
+# and of the simulated GPU, which checks every buffer.
 
 
 # %%
@@ -847,7 +844,7 @@ assert {hazard.kind for hazard in hazards} == {"missing wait"}
 # %% [markdown]
 # ### Break it: free without recording the reader
 #
-# This is your schedule again, except that the compute stream is not recorded as a reader of the gathered memory.
+# This is your schedule again, but the compute stream is not recorded as a reader of the gathered memory.
 
 # %%
 untold = program_of(partial(LabOverlap, pieces=PIECES._replace(free=without_record_stream)))
@@ -867,11 +864,11 @@ assert reused, "the next gather should have got memory that is still read"
 #
 # ### Modelled: a host that runs ahead
 #
-# The next cell compares three schedules on a small simulated GPU, slow enough that even this small model keeps it busy:
-# lab 05's schedule, yours, and yours with one change. Your schedule issues a unit's reduction at the end of the unit's
-# backward, and then the gather of the next unit. A communicator has only *one* queue to the link. So the gather waits
-# for the reduction, and the reduction waits for the gradient, which is still being computed. In the changed schedule,
-# the gather is issued first.
+# The next cell compares three schedules on a small simulated GPU, which is slow enough to be kept busy by this small
+# model: lab 05's schedule, yours, and yours with one change. At the end of a unit's backward, your schedule issues the
+# unit's reduction, and then the gather of the next unit. A communicator has only *one* queue to the link. So the gather
+# waits for the reduction, and the reduction waits for the gradient, which is still being computed. In the changed
+# schedule, the gather is issued first.
 
 
 # %%
@@ -951,27 +948,27 @@ plots.timeline(
 )
 
 # %% [markdown]
-# This is figure 5 of the FSDP paper (arXiv 2304.11277, sections 3.3.1 and 3.3.2), drawn from your own program. In the
-# forward pass, the host has issued all gathers before the first unit has been computed, and each gather starts as soon
-# as the link is free. In the backward pass, the middle row shows the case that the FSDP paper describes without
-# prefetching: the gather of block 3 is queued behind the reduction of block 4, which is waiting for a gradient. In the
-# last row, gathers overlap with compute in the backward pass as well. Only the first gather and the last reductions
-# remain exposed, because there is nothing to compute in the meantime. (Block 4 is gathered twice in a row because it is
-# freed after its forward and is the first block in the backward pass.)
+# This plot reproduces figure 5 of the FSDP paper (arXiv 2304.11277, sections 3.3.1 and 3.3.2) with your own program. In
+# the forward pass, the host has issued all gathers before the first unit has been computed, and each gather starts as
+# soon as the link is free. In the backward pass, the middle row shows the paper's case without prefetching: the gather
+# of block 3 is queued behind the reduction of block 4, which is waiting for a gradient. In the last row, gathers
+# overlap with compute in the backward pass as well. Only the first gather and the last reductions remain exposed,
+# because there is nothing to compute at the same time. (Block 4 is gathered twice in a row because it is freed after
+# its forward and is the first block in the backward pass.)
 #
 # Your program is the same on every host: it issues a gather and then waits for it immediately, with no kernel in
-# between. If it is a stream that waits, the host goes on to the next unit. If it is the host that waits, no gather is
-# hidden. A reduction does have kernels between its issue and the wait for it, on any host. But the next gather is
-# queued behind the reduction on the link, and compute waits for that gather. So on a CPU, where the host itself
-# computes, a step takes almost as long as before, unless the gather goes first.
+# between. If a stream waits, the host continues with the next unit. If the host waits, no gather is hidden. For a
+# reduction, there are always kernels between its issue and the wait. But the next gather is queued behind the reduction
+# on the link, and compute waits for that gather. So on a CPU, where the host itself computes, a step takes almost as
+# long as before, unless the gather is issued first.
 #
 # ### Measured: on a CPU
 #
-# Here the same schedules are timed by the wall clock, with two ranks on an emulated link of 2 ms and 50 MB/s. The
-# schedules take turns. They run over gloo on the CPU even if there are GPUs, because the question here is what happens
-# when the host itself computes. Each measurement is shown next to the model's prediction for this machine. The model is
-# given the measured compute time of each schedule and predicts the time spent waiting. It ignores the delay in waking
-# threads. The first error is that of the entire step, the second that of the waits alone.
+# The next cell measures the wall-clock time of the same schedules, with two ranks on an emulated link of 2 ms and 50
+# MB/s. The schedules are interleaved. They run over gloo on the CPU even if there are GPUs, because this measurement is
+# about hosts that compute themselves. Each measurement is shown next to the model's prediction for this machine. The
+# model takes the measured compute time of each schedule as input and predicts the waiting time. It ignores the delay in
+# waking threads. The first error is for the entire step, the second only for the waiting time.
 
 
 # %% tags=["C14", "nbval-ignore-output"]
@@ -1000,8 +997,8 @@ plots.versus(
 )
 
 # %% [markdown]
-# To isolate the effect of waiting, the next cell replays the three programs, each with lab 05's compute time, on this
-# machine and on a similar one whose host runs ahead:
+# To isolate the effect of waiting, the next cell replays the three programs, each with lab 05's compute time, on a
+# model of this machine and of a similar machine whose host runs ahead:
 
 # %% tags=["nbval-ignore-output"]
 for name, each in results.items():
@@ -1015,12 +1012,12 @@ for name, each in results.items():
 # %% [markdown]
 # ### Traced: a step in your setup
 #
-# The next cell traces a step of each of the three schedules in your setup. On a CPU, this is the machine just measured.
-# On a GPU, the streams, the events and `record_stream` are those of torch, the links are real, and the model is larger,
-# so that its kernels take longer to run than to launch. The communication in such a trace consists of NCCL's own
-# kernels. They run on a stream of the process group; your two streams only determine their order and own their memory.
-# (`launch` gives the process group's stream high priority, `ProcessGroupNCCL.Options(is_high_priority_stream=True)`, so
-# its kernels get free multiprocessors first.)
+# The next cell traces a step of each of the three schedules in your setup. On a CPU, it is the machine just measured.
+# On a GPU, the streams, the events and `record_stream` are torch's, the links are real, and the model is larger, so
+# that its kernels take longer to run than to launch. In such a trace, communication consists of NCCL's own kernels.
+# They run on a stream of the process group; your two streams only determine their order and own their memory. (`launch`
+# gives the process group's stream high priority, `ProcessGroupNCCL.Options(is_high_priority_stream=True)`, so its
+# kernels are scheduled first on free multiprocessors.)
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1081,9 +1078,9 @@ compute has gaps everywhere: a small model's kernels are shorter than their laun
 # %% [markdown]
 # ## What is still missing
 #
-# Two things are missing, and you have seen both. First, on a CPU, where the host itself computes, no gather is issued
-# early, in either pass, unless the schedule issues the next unit's gather *before* it computes the current unit. That
-# is prefetching, the subject of lab 07. Second, if the host runs ahead, units are gathered as fast as the link allows,
+# You have seen the two remaining problems. First, on a CPU, where the host itself computes, no gather is issued early,
+# in either pass, unless the schedule issues the next unit's gather *before* it computes the current unit. This is
+# prefetching, the subject of lab 07. Second, if the host runs ahead, units are gathered as fast as the link allows,
 # long before they are needed:
 
 # %%
@@ -1097,72 +1094,74 @@ assert runs["lab 05"].peak("active") == runs["lab 05"].peak("allocated") == runs
 assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB + whole
 
 # %% [markdown]
-# *Active* memory is allocated memory plus freed memory that is still waiting for an event. No more memory is allocated
-# at any one time than in lab 05. But the host is so far ahead that freed gathers and gradients pile up: the additional
-# 10.8 MiB of active memory are nearly four times the size of the unsharded model. The rate limiter of lab 08 is the
-# remedy.
+# *Active* memory is allocated memory plus freed memory that is still waiting for an event. The allocated memory never
+# exceeds that of lab 05. But the host is so far ahead that freed gathered parameters and gradients accumulate: the
+# additional 10.8 MiB of active memory are nearly four times the size of the unsharded model. The rate limiter of lab 08
+# solves this problem.
 #
 # ## What to remember
 #
-# 1. A piece of work starts once it has been queued, its stream is free, and the events that its stream waits for have
-#    happened.
-# 2. To order two streams, one records an event and the other waits for it. A host that waits no longer runs ahead.
+# 1. An operation starts once it has been queued, its stream is free, and the events that its stream waits for are
+#    complete.
+# 2. To order two streams, record an event on one stream and make the other wait for it. A host that waits no longer
+#    runs ahead.
 # 3. A collective is ordered twice: it comes after the work queued on the stream on which it is issued, and before any
 #    later work on the stream that waits for its handle. The wait belongs just before the data is used, once per gather.
 # 4. A missing wait raises no error. Check the order, not the values.
-# 5. Memory belongs to the stream that allocated it. Memory that another stream reads must be recorded on that stream
-#    before it is freed, and becomes available only after the reader has finished.
-# 6. A communicator is a single queue to the link: collectives run in the order of issue, however urgent a later one is.
+# 5. Memory belongs to the stream that allocated it. If another stream reads it, record that stream before freeing the
+#    memory; the memory becomes available only after the reader has finished.
+# 6. A communicator is a single queue to the link: collectives run in issue order, however urgent a later collective is.
 #
 # ## Questions
 #
 # **1. Your overlapped FSDP is no faster than lab 05's on a GPU, and a profile shows the host waiting in the middle of
-# every step. What do you look for?**
+# every step. What might be the cause?**
 #
 # <details><summary>Answer</summary>
 #
-# Look for code that needs a value from the device: `.item()`, `print(loss)`, a comparison of tensors in an `if`,
-# `nonzero`, a copy to the CPU. Each of these blocks the host until the device has caught up, and everything after that
+# The cause is code that needs a value from the device: `.item()`, `print(loss)`, a comparison of tensors in an `if`,
+# `nonzero`, a copy to the CPU. Each of these blocks the host until the device has caught up, and everything afterwards
 # is issued late.
 # </details>
 #
-# **2. Why does `begin_forward` make the gather stream wait for the compute stream, and why is once per step enough?**
+# **2. Why does `begin_forward` make the gather stream wait for the compute stream, and why is one wait per step
+# enough?**
 #
 # <details><summary>Answer</summary>
 #
-# The optimizer writes the shards on the compute stream, and gathers read them. Nothing else writes them until the next
-# optimizer step, and a stream runs in order, so everything queued after the wait runs after it.
+# The optimizer writes the shards on the compute stream, and gathers read them. Nothing else writes to the shards until
+# the next optimizer step, and a stream runs in order, so everything queued after the wait runs after it.
 # </details>
 #
-# **3. Why call `record_stream` at all? Could the gather stream not wait for the compute stream before each freed block
-# is reused?**
+# **3. Is `record_stream` necessary? Could the gather stream instead wait for the compute stream before it reuses a
+# freed block?**
 #
 # <details><summary>Answer</summary>
 #
-# That would be correct, but the next gather would start only when all compute queued so far had finished, so nothing
-# would overlap. Nevertheless, FSDP2 does without `record_stream`. On the compute stream, it copies the gathered data
-# into the parameters; then the gather streams wait for an event behind that copy, and the reference to the gathered
-# buffer is dropped (`_wait_all_gather_streams_on_event`). So the gather streams wait for the work queued before the
-# unit's computation, but not for the computation itself, and the point at which memory becomes reusable does not depend
-# on timing.
+# That would be correct, but the next gather would start only after all previously queued compute had finished, so
+# nothing would overlap. FSDP2, however, does not need `record_stream`. On the compute stream, it copies the gathered
+# data into the parameters; then the gather streams wait for an event recorded after that copy, and the reference to the
+# gathered buffer is dropped (`_wait_all_gather_streams_on_event`). So the gather streams wait for the work queued
+# before the unit's computation, but not for the computation itself, and the time at which memory becomes reusable does
+# not depend on when the allocator polls events.
 # </details>
 #
-# **4. With two communicators, one for gathers and one for reductions, would the order of issue still matter?**
+# **4. With two communicators, one for gathers and one for reductions, would the issue order still matter?**
 #
 # <details><summary>Answer</summary>
 #
-# It would matter less. Each communicator has its own queue, so a gather does not have to wait behind a reduction. The
-# two still share the link (and the GPU's multiprocessors), so both slow down while they run at the same time. And the
-# orders in which different ranks issue gathers and reductions must not lead to a deadlock.
+# It would matter less. Each communicator has its own queue, so a gather does not wait behind a reduction. But the two
+# queues share the link (and the GPU's multiprocessors), so collectives slow each other down if they run at the same
+# time. Also, all ranks must issue gathers and reductions in an order that cannot deadlock.
 # </details>
 #
 # **5. On a CPU, what carries the messages while the host computes?**
 #
 # <details><summary>Answer</summary>
 #
-# gloo's threads carry them, or in this lab those of the emulated link. So messages do travel during compute, once they
-# have been issued; a host that is busy computing merely issues them late. Real gloo messages also take time on the
-# processor that computes, which the model leaves out.
+# gloo's threads carry them, or, in this lab, the threads of the emulated link. So messages make progress during compute
+# once they have been issued; a host that is busy computing merely issues them late. Real gloo messages also take CPU
+# time away from compute, which the model ignores.
 # </details>
 #
 # ## Further reading

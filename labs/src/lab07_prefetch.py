@@ -10,10 +10,10 @@
 # %% [markdown]
 # # Lab 07: prefetch
 #
-# Communication now has its own stream (lab 06), but a unit's gather is still issued only when the unit is reached, and
-# the unit's computation then waits for the gather. In this lab you issue the gather earlier. In what order should units
-# be gathered, when should each gather be issued, and what does issuing it early cost in memory? And what happens if the
-# ranks do not agree on the order?
+# Communication now has its own stream (lab 06), but each unit's gather is still issued only when the unit is about to
+# run, and the unit's computation then waits for the gather. In this lab, you issue the gather earlier. In what order
+# should units be gathered, when should each gather be issued, and how much memory does an early gather cost? And what
+# happens if the ranks do not agree on the order?
 #
 # ![Backward with and without prefetch: the next gather before or after the
 # reduction](../slides/figures/overlap-backward.svg)
@@ -26,7 +26,7 @@
 # - record the order in which a model uses its units, in the forward and the backward pass, and say when to trust that
 #   order;
 # - issue the next unit's gather early: in the forward pass, before a unit's backward (PRE) and after it (POST);
-# - predict the memory cost of each, and of prefetching more than one unit ahead, to the byte;
+# - predict, to the byte, the memory cost of each kind of prefetch, and of prefetching more than one unit ahead;
 # - explain why torch prefetches in the backward pass although its host runs ahead, and why it does not prefetch in the
 #   forward pass;
 # - predict whether ranks that gather in different orders get wrong values or hang, and turn either case into an error.
@@ -37,8 +37,8 @@
 # (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** a few MiB of tensors per rank; a
 # process takes a few hundred MiB, mostly for torch itself.
 #
-# The order, the bytes and the values come from your setup. The gain from prefetching is always measured over gloo on
-# the CPU; for a host that runs ahead, it is modelled.
+# The order, the bytes and the values are measured on your machine. The gain from prefetching is always measured over
+# gloo on the CPU; for a host that runs ahead, it is modelled.
 
 # %% tags=["setup"]
 # set-up
@@ -59,8 +59,8 @@ from minifsdp.fsdp.unit import Unit
 # A *schedule* decides when a unit is gathered, freed and reduced. It is called at six events: the start of the forward
 # pass, before and after a unit's forward, before and after its backward, and the end of the backward pass. The next
 # cell implements torch's order without any prefetch, on top of minifsdp's `OverlapSchedule` (which manages the
-# streams). A gather is issued when its unit is reached, and a reduction is issued as soon as the unit's gradients are
-# complete. Each reduction is waited for just before the next one is issued.
+# streams). A gather is issued when its unit is about to run, and a reduction is issued as soon as the unit's gradients
+# are complete. The schedule waits for each reduction just before it issues the next one.
 
 # %%
 import dataclasses
@@ -122,9 +122,9 @@ def on_paper(schedule: Any, settings: Settings = TIMED) -> Program:
 
 # %% [markdown]
 # To show the lost time without the noise of a busy machine, we record this program (its kernels, collectives and waits,
-# in order) and replay it in virtual time on a simulated machine. The simulated machine is a 20 GFLOP/s laptop that
-# computes on its CPU, and its link has a latency of 2 ms and a bandwidth of 50 MB/s. The times are modelled, not
-# measured; the measurement follows further down, next to the model's prediction.
+# in order) and replay it in virtual time on a simulated machine: a laptop that computes on its CPU at 20 GFLOP/s, with
+# a link of 2 ms latency and 50 MB/s. The times are modelled, not measured; a measurement follows below, next to the
+# model's prediction.
 
 # %%
 LAPTOP = Hardware(
@@ -153,10 +153,10 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Look at the backward pass: a unit's reduction is queued on the link *before* the next unit's gather. A link carries
-# one collective after the other, as does an NCCL communicator. So the next unit waits for two collectives, although it
-# needs the result of only one. (minifsdp's `OverlapSchedule` postpones the reduction until the next gather has been
-# issued. torch does not, so this lab does not either.)
+# Look at the backward pass: a unit's reduction is queued on the link *before* the next unit's gather. A link executes
+# collectives one after the other, like an NCCL communicator. So the next unit waits for two collectives, although it
+# needs the result of only one of them. (minifsdp's `OverlapSchedule` postpones the reduction until the next gather has
+# been issued. torch does not postpone it, so neither does this lab.)
 #
 # ## 7.1 Record the order
 #
@@ -168,11 +168,11 @@ plots.timeline(
 #
 # - **forward**: the order of units in the forward pass of the *first iteration* (an iteration is a forward pass and its
 #   backward pass). This record is kept permanently, because the order is assumed to be *static*, as in torch (which
-#   notes only the first use of each unit).
-# - **backward**: the units of *this* iteration whose backward is still to come, in the order in which their forwards
-#   ended. The backward pass works through this record from its end.
+#   records only the first use of each unit).
+# - **backward**: the units of *this* iteration whose backward has not started yet, in the order in which their forwards
+#   ended. The backward pass processes this record from its end.
 #
-# The records must also be correct for a unit that is called twice in a forward pass (each call counts). And a forward
+# The records must also be correct for a unit that is called twice in a forward pass (each call counts). Also, a forward
 # pass without a backward pass (under `no_grad`, as in an evaluation) must not leave entries that affect later steps.
 
 
@@ -195,17 +195,17 @@ class Order:
 Event = Literal["begin forward", "pre-forward", "post-forward", "pre-backward", "end backward"]
 
 # %% [markdown]
-# | event | what it means for `order` |
+# | event | effect on `order` |
 # |---|---|
 # | `begin forward` | `seen` and `ahead` are emptied, whatever was left in them (a backward may have raised an error) |
-# | `pre-forward` | a call of `unit` begins: `unit` becomes the last entry of `seen` |
-# | `post-forward` | a call of `unit` ends: `unit` becomes the last entry of `ahead`, if `backward_follows` |
-# | `pre-backward` | the backward of `unit` begins: remove its **last** entry in `ahead`, if any, and all after it |
+# | `pre-forward` | a call to `unit` begins: `unit` becomes the last entry of `seen` |
+# | `post-forward` | a call to `unit` ends: `unit` becomes the last entry of `ahead`, if `backward_follows` |
+# | `pre-backward` | the backward of `unit` begins: remove its **last** entry in `ahead`, if any, and all later ones |
 # | `end backward` | `ahead` is emptied; `forward`, if it is still empty, becomes a copy of `seen` |
 #
-# Why are all entries after it removed? The backward pass has skipped those units (their outputs were not used);
-# otherwise their backwards would have come first. A unit that was called twice reports its backward only once, when the
-# backward of its last call begins.
+# Why are all later entries removed? The backward pass has skipped those units (their outputs were not used); otherwise,
+# their backwards would have come first. A unit that was called twice reports its backward only once, when the backward
+# of its last call begins.
 #
 # Predict: a root contains 5 blocks, and block 2 is called twice in a row. How long is `ahead` when the forward pass
 # ends?
@@ -255,8 +255,8 @@ print("forward's order:", *order.forward)
 # ## The schedule that uses your functions
 #
 # This schedule is `Unhurried` with four functions to fill in, called its *pieces*. The default pieces below keep the
-# present behaviour until yours replace them. `gather` starts a unit's gather on the stream for gathers. It does nothing
-# for a unit that is already unsharded or whose gather is already under way, so no gather is issued twice.
+# current behaviour until you replace them. `gather` starts a unit's gather on the gather stream. It does nothing if the
+# unit is already unsharded or its gather is in progress, so no gather is issued twice.
 
 
 # %%
@@ -403,18 +403,18 @@ print_wrapped(f"none: {seen['none']['log']}")
 #
 # *10 minutes, medium*
 #
-# When a unit's forward begins, the unit's own gather is issued first, because its data is needed first and the link
-# keeps the order. Then the gathers of the next units are issued, and only then comes the wait for the unit's own
-# gather. On a GPU, `wait_gather` makes the compute stream wait, and the host goes on immediately. On a CPU it blocks
-# the host, so the next gathers must be issued before the wait. (torch prefetches after the wait, in
+# When a unit's forward begins, its own gather is issued first, because its parameters are needed first and the link
+# preserves the order. Then the gathers of the next units are issued, and only then does the schedule wait for the
+# unit's own gather. On a GPU, `wait_gather` makes the compute stream wait, and the host goes on immediately. On a CPU,
+# it blocks the host, so the next gathers must be issued before the wait. (torch prefetches after the wait, in
 # `_pre_forward_unshard` of `torch/distributed/fsdp/_runtime_utils.py`. This works because the wait there blocks a
 # stream, not the host.)
 #
-# No unit is gathered ahead while there is no record yet, or once the current forward pass has departed from the
-# recorded order: gathering the wrong unit costs a collective and memory, and gains nothing.
+# No unit is gathered ahead if there is no record yet, or once the current forward pass has deviated from the recorded
+# order: gathering the wrong unit costs a collective and memory, and gains nothing.
 #
-# What is the largest number of bytes of gathered parameters that a rank holds in the forward pass with depth 1? The
-# next cell prints the sizes of the units.
+# Predict: with depth 1, how many bytes of gathered parameters does a rank hold at most in the forward pass? The next
+# cell prints the sizes of the units.
 
 # %%
 padded = [closed_form.Setting(RANKS).padded(sum(unit)) for unit in SIZES.units]
@@ -452,21 +452,21 @@ slips = {
 outcome("7.2", seen["forward"]["unsharded"], ranks=RANKS, slips=slips)
 
 # %% [markdown]
-# Block 0's gather is now issued right after the root's, before any computation, and each later block's gather is issued
-# before the previous block is computed. While one block is being computed, the next one is being gathered, so two
-# blocks are held unsharded instead of one.
+# Block 0's gather is now issued directly after the root's, before any computation, and each later block's gather is
+# issued before the previous block is computed. While one block is being computed, the next one is being gathered, so
+# two blocks are unsharded instead of one.
 #
 # ## 7.3 Prefetch in the backward pass: PRE
 #
 # *8 minutes, medium*
 #
 # With `BACKWARD_PRE`, a unit's own gather is issued when its backward begins, unless the unit has been gathered
-# already. Then the next unit's gather is issued, *before* the gradients are computed. The next units are found in
-# `ahead`. The reduction is issued once the gradients are complete, so it is queued behind that gather. The price is
-# that one more unit is unsharded while gradients are being computed.
+# already. Then the next unit's gather is issued, *before* the gradients are computed. `ahead` contains the next units.
+# The reduction is issued once the gradients are complete, so it is queued behind that gather. The cost is one more
+# unsharded unit while gradients are being computed.
 #
-# With a `depth` of None, all remaining units are gathered. What is the largest number of bytes of gathered parameters
-# that a rank then holds?
+# With a `depth` of None, all remaining units are gathered. Predict: how many bytes of gathered parameters does a rank
+# then hold at most?
 
 # %%
 predict("7.3", ..., "most bytes of gathered parameters on a rank, PRE, depth None")
@@ -499,7 +499,7 @@ outcome("7.3", seen["PRE, all"]["unsharded"], ranks=RANKS, slips=slips)
 
 # %% [markdown]
 # With depth None, all parameters are unsharded soon after the backward pass begins, so at that moment sharding saves no
-# memory for parameters. (In addition, there may be as many reductions under way as units gathered ahead, and each
+# memory for parameters. (In addition, there may be as many reductions in progress as units gathered ahead, and each
 # reduction holds its unit's unsharded gradient.)
 #
 # ## 7.4 Prefetch in the backward pass: POST
@@ -508,10 +508,10 @@ outcome("7.3", seen["PRE, all"]["unsharded"], ranks=RANKS, slips=slips)
 #
 # `BACKWARD_POST` prefetches only after the unit has been freed: it frees the unit, gathers the next one, and then
 # issues the freed unit's reduction. The gather still precedes the reduction on the link. But it is issued after the
-# unit's computation, so on a CPU, where the host itself computes, the gather has nothing to overlap with. There, POST
+# unit's computation, so on a CPU, where the host itself computes, the gather overlaps with nothing. In this case, POST
 # saves only the wait for the reduction.
 #
-# At the peak, how many more bytes of gathered parameters does a rank hold under POST with depth 1 than without any
+# Predict: at the peak, how many more bytes of gathered parameters does a rank hold with POST and depth 1 than without
 # prefetch?
 
 # %%
@@ -550,8 +550,8 @@ outcome("7.4", added, ranks=RANKS, slips={"that is PRE": padded[1]})
 # %% [markdown]
 # ### Measured: the same values
 #
-# The moment at which a collective is issued does not change its result. The next cell compares the losses of three
-# steps, bit for bit, with those of lab 05's schedule, which does one thing at a time (`SyncSchedule`).
+# A collective's result does not depend on when it is issued. The next cell compares the losses of three steps, bit for
+# bit, with those of lab 05's synchronous schedule (`SyncSchedule`).
 
 # %%
 for name, each in seen.items():
@@ -561,12 +561,12 @@ assert all(each["losses"] == reference for each in seen.values()), "a schedule m
 # %% [markdown]
 # ### Measured: the memory cost of each kind of prefetch
 #
-# The closed form is derived independently of the schedules' code. The unsharded units are the one being computed and
-# those gathered ahead. Without prefetch these are the root and the largest block, R + B; with depth d, they are the
-# root and the largest d + 1 neighbouring blocks. Under POST the unit itself has already been freed, so only d blocks
-# count. The gradients held are those of the root, of the unit being computed, and of the units whose reductions are
-# under way: at most as many as the units gathered ahead. (With gloo, each of these reductions also has receive buffers
-# for the other ranks' contributions, (N - 1) / N of its unit, which minifsdp sums. NCCL needs no such memory.)
+# The closed form is derived independently of the schedules' code. The unsharded units are the unit being computed and
+# those gathered ahead. Without prefetch, these are the root and the largest block, R + B; with depth d, they are the
+# root and the largest d + 1 consecutive blocks. With POST, the unit itself has already been freed, so only d blocks
+# count. The unsharded gradients are those of the root, of the unit being computed, and of the units with a reduction in
+# progress: at most as many as the units gathered ahead. (With gloo, each of these reductions also has receive buffers
+# for the other ranks' contributions, with a size of (N - 1) / N of the unit. NCCL needs no such memory.)
 
 # %% tags=["C15"]
 AHEAD: dict[str, dict[str, Any]] = {
@@ -625,7 +625,7 @@ plots.curve(
 
 # %% [markdown]
 # The next cell shows the same steps in the explorer. Compare `none` with `PRE`: at what point is the next block
-# unsharded, and which gather is under way (hatched) while a block's gradient is being reduced?
+# unsharded, and which gather is in progress (hatched) while a block's gradient is being reduced?
 
 # %% tags=["nbval-ignore-output"]
 from minifsdp.course.explore.page import show
@@ -658,9 +658,9 @@ show(
 #
 # ### Measured: prefetch on an emulated link, next to the model
 #
-# Two ranks run over gloo on an emulated link of 2 ms and 50 MB/s, on the CPU even where there are GPUs. The schedules
-# take turns, step by step. The model is given the programs, the latency and bandwidth of the link, and the measured
-# compute time of each schedule; it predicts the time spent waiting.
+# Two ranks run over gloo on an emulated link of 2 ms and 50 MB/s, always on the CPU, even if there are GPUs. The
+# schedules are interleaved, step by step. The inputs of the model are the recorded programs, the latency and bandwidth
+# of the link, and the measured compute time of each schedule; the model predicts the waiting time.
 
 # %% tags=["C15", "nbval-ignore-output"]
 schedules = {name: partial(LabSchedule, pieces=pieces) for name, pieces in (("none", NONE), ("both", BOTH))}
@@ -681,12 +681,12 @@ plots.versus(
 )
 
 # %% [markdown]
-# (These are medians of a few steps. A busy machine shifts them, and it shifts the model's predictions even more,
-# because the model's kernels come from a single recorded step. `minifsdp/course/machine/versus.py` lists what else the
-# model leaves out.)
+# (These are medians of a few steps. Other load on the machine shifts them, and it shifts the model's predictions even
+# more, because the model's kernels come from a single recorded step. `minifsdp/course/machine/versus.py` lists the
+# other simplifications of the model.)
 #
-# The next cell repeats the comparison without the noise, on the simulated laptop and on a similar machine whose host
-# runs ahead of a device of the same speed.
+# The next cell repeats the comparison without noise, on the simulated laptop and on a similar machine whose host runs
+# ahead of a device of the same speed.
 
 # %%
 programs = {
@@ -742,21 +742,21 @@ in_milliseconds({"POST behind the reduction": on_paper(partial(LabSchedule, piec
 
 # %% [markdown]
 # With the gather after the reduction, prefetching has no effect on either host. The values and the bytes are still
-# right; only the order of events reveals the mistake.
+# correct; only the order of events reveals the mistake.
 #
 # ### Why prefetch at all, if the host runs ahead?
 #
 # Even without prefetch, a host that runs ahead reaches the next unit long before the device does, and issues the unit's
-# gather at that point. In the forward pass, that is early enough. In the backward pass, the reduction of the previous
-# unit is in the way: it is issued first, it cannot start before that unit's gradients have been computed, and a
-# communicator's collectives run in order of issue on one stream (FSDP paper, 3.3.2). So the gather waits for the
+# gather at that point. In the forward pass, this is early enough. In the backward pass, the reduction of the previous
+# unit delays the gather: it is issued first, it cannot start before that unit's gradients have been computed, and a
+# communicator's collectives run in issue order on one stream (FSDP paper, 3.3.2). So the gather waits for the
 # reduction, the reduction waits for the computation, and the next unit's computation waits for the gather. Backward
-# prefetch changes this *order of issue*.
+# prefetch changes this *issue order*.
 #
-# The paper's text reports a gain of about 18 % for GPT-175B (section 5). Its figure 6(b), read off a copy, shows 142.4
-# TFLOPS per GPU without prefetch and 173.5 with it, on 128 GPUs. That is 21.8 % more with prefetch, or 18 % less
-# without it. This lab has no such machine. Instead, it records the program that rank 0 of such a large group would run
-# for a model of that width, and replays it in virtual time with the numbers from a data sheet.
+# The paper's text reports a gain of about 18 % for GPT-175B (section 5). Its figure 6(b) shows 142.4 TFLOPS per GPU
+# without prefetch and 173.5 TFLOPS with prefetch, on 128 GPUs. This is 21.8 % more with prefetch, or 18 % less without
+# it. This lab has no such machine. Instead, it records the program that rank 0 would run for a model of that width on
+# so many ranks, and replays it in virtual time with the numbers from a data sheet.
 
 # %% tags=["C15"]
 shape = SHAPES["GPT-175B-like"]
@@ -813,20 +813,20 @@ plots.timeline(
 )
 
 # %% [markdown]
-# The time printed for the whole model includes the layers that were not recorded, each of which is assumed to behave
-# like layer 2. The model leaves out three effects: NCCL's kernels take multiprocessors and memory bandwidth away from
-# the compute kernels, a shared network does not deliver its nominal bandwidth to every user, and ranks wait for the
-# slowest one. Kernels are assumed to reach 60 % of the peak. The gain depends on how long a layer's two collectives
-# take relative to its computation, and therefore on the assumed bandwidth. So the model shows that there is a gain, and
+# The time printed for the whole model includes the unrecorded layers, which are assumed to behave like layer 2. The
+# simulation omits three effects: NCCL's kernels take multiprocessors and memory bandwidth away from the compute
+# kernels, a shared network does not deliver its nominal bandwidth to every user, and ranks wait for the slowest rank.
+# Kernels are assumed to reach 60 % of peak performance. The gain depends on how long a layer's two collectives take
+# relative to its computation, and therefore on the assumed bandwidth. So the simulation shows that there is a gain, and
 # why; the size of the gain depends on the hardware.
 #
 # ### Does prefetch help in the forward pass?
 #
 # torch has an option `forward_prefetch`, which is off by default; its documentation calls it "only useful for CPU-bound
 # workloads". The next cell models three blocks of width 1024 on 2 ranks, each an A100 with a link of 100 GB/s. In one
-# case the host runs ahead. In the other case, the host waits in every block for a value from the device, as it does
-# when `.item()` fetches a loss to log or a routing decision. The host gets slower from column to column; `launch` is
-# the time that it needs per kernel.
+# case, the host runs ahead. In the other case, the host waits in every block for a value from the device, as it does
+# when `.item()` reads a loss for logging or a routing decision. The host is slower in each successive column; `launch`
+# is its time per kernel launch.
 
 
 # %% tags=["C15"]
@@ -893,11 +893,11 @@ plots.lines(
 
 # %% [markdown]
 # A host that runs ahead issues the gather of a block while the previous block is being computed, with or without
-# forward prefetch; in the forward pass, there is no reduction in the way. If the host is held up in every block, as it
-# is on a CPU, prefetching saves the fraction of each gather that compute can hide: with these blocks, 0.83 of the 0.91
-# ms that three gathers take. A host that is about as slow as its device (here at 32 us per kernel) is hardly ahead and
-# issues gathers slightly late, so prefetch saves about a tenth. With an even slower host, the device waits for kernels,
-# and every gather has enough time.
+# forward prefetch; in the forward pass, there is no reduction to delay the gather. If the host is blocked in every
+# block, as it is on a CPU, prefetching saves the part of each gather that compute can hide: with these blocks, 0.83 ms
+# of the 0.91 ms for three gathers. A host that is about as slow as its device (here at 32 us per kernel) is hardly
+# ahead and issues gathers slightly late, so prefetch saves about a tenth. With an even slower host, the device waits
+# for kernels, and every gather has enough time.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -916,12 +916,12 @@ say, the order is all that can be compared.
 # ## What happens if the ranks disagree
 #
 # A collective has no name. The third all-gather of one rank is matched with the third all-gather of the others,
-# whatever its purpose. So all ranks must gather in the same order, and prefetching changes that order. Take a model in
-# which each rank chooses its own order of blocks, through a data-dependent branch, a random order from differing seeds,
-# or iteration over a set. All blocks have the same size.
+# whatever its purpose. So all ranks must gather in the same order, and prefetching changes that order. Consider a model
+# in which each rank chooses its own order of blocks, because of a data-dependent branch, a random order with different
+# seeds, or iteration over a set. All blocks have the same size.
 #
-# Block 0 has 133,665 elements, 133,666 with padding. Rank 0 gathers it while rank 1 gathers block 1. How many of the
-# elements in rank 0's buffer for block 0 really belong to block 0 afterwards?
+# Predict: block 0 has 133,665 elements, 133,666 with padding. Rank 0 gathers it while rank 1 gathers block 1. How many
+# of the elements in rank 0's buffer for block 0 belong to block 0 afterwards?
 
 # %%
 predict("7.5", ..., "elements of block 0, of 133,666 gathered on rank 0, that are right")
@@ -1003,15 +1003,15 @@ for rank, (said, right, losses) in enumerate(disorder):
 assert all(abs(found - should) > 1e-3 for _, _, losses in disorder for found, should in losses)
 
 # %% [markdown]
-# There is no error and no warning, and the losses look like those of normal training. But the parameters that each rank
-# gathered for blocks 0 and 1 consist of halves of two different blocks. Without a reference run, the mistake goes
+# There is no error and no warning, and the losses look like those of normal training. But on each rank, the gathered
+# parameters of blocks 0 and 1 consist of halves of two different blocks. Without a reference run, the mistake goes
 # unnoticed.
 #
 # If the blocks differ in size, gloo aborts one process immediately ("Received data size doesn't match expected size"),
-# and the other loses its connection; NCCL itself checks nothing. If one rank skips a block (a layer dropped at random),
-# it issues one collective fewer than the other rank, and sooner or later the two wait for each other forever. With
-# gloo, the hosts wait in `wait()`. With NCCL, the streams wait, and each host runs on until it needs a value, here the
-# loss. The next cell runs one step with the same order on both ranks and one step in which one rank leaves out a block,
+# and the other loses its connection; NCCL itself checks nothing. If one rank skips a block (a randomly dropped layer),
+# it issues one collective fewer than the other rank, and sooner or later the ranks wait for each other forever. With
+# gloo, the hosts wait in `wait()`. With NCCL, the streams wait, and each host continues until it needs a value, here
+# the loss. The next cell runs one step with the same order on both ranks and one step in which one rank skips a block,
 # each with a time limit of 5 seconds.
 
 # %% tags=["nbval-ignore-output"]
@@ -1022,18 +1022,18 @@ for what, ways in (("same order", [WAYS[0]] * 2), ("one left out", [WAYS[0], [0,
         print(f"{what}: {error}")
 
 # %% [markdown]
-# A job on hundreds of GPUs hangs like this for ten minutes, until the collective times out and the watchdog ends the
-# job.
+# A job on hundreds of GPUs would hang like this for ten minutes, until the collective times out and the watchdog aborts
+# the job.
 #
 # ## 7.5 Compare the order
 #
 # *10 minutes, medium*
 #
-# Before a gather, each rank tells the others the number of the unit that it is about to gather, which takes 8 bytes. If
-# the numbers differ, *all* ranks raise an error: if only one rank did, the others would be left waiting. The message
-# names the first rank that differs from rank 0, and the units that the two are about to gather. (torch makes this check
-# in the first iteration under `TORCH_DISTRIBUTED_DEBUG=DETAIL`. In later iterations it only warns if a rank departs
-# from its own order: `torch/distributed/fsdp/_exec_order_utils.py`.)
+# Before a gather, the ranks exchange the index of the unit to be gathered, which takes 8 bytes. If the indices differ,
+# *all* ranks raise an error: if only one rank did, the others would wait forever. The message names the first rank that
+# differs from rank 0, and the units that these two ranks are about to gather. (torch makes this check in the first
+# iteration under `TORCH_DISTRIBUTED_DEBUG=DETAIL`. In later iterations, it only warns if a rank deviates from its own
+# order: `torch/distributed/fsdp/_exec_order_utils.py`.)
 
 
 # %% tags=["exercise-7.5"]
@@ -1080,26 +1080,26 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 
 # %% [markdown]
 # In the first iteration, both the silent case and the hang become an error at the first unit that differs. In later
-# iterations nothing is compared: ranks that diverge in step 2 train on wrong values, and if a rank skips a block, the
-# job hangs. Comparing in every step costs a small collective per unit and blocks the host, so it is useful only for
-# debugging.
+# iterations, nothing is compared: if the orders differ in step 2, the ranks train with wrong values, and if a rank
+# skips a block, the job hangs. Comparing in every step costs a small collective per unit and blocks the host, so it is
+# useful only for debugging.
 #
 # ## What is still missing
 #
 # Nothing here limits prefetching. With depth None, the entire model is gathered. A host that runs ahead causes the same
-# problem without any prefetch: it issues one gather after another, long before the device has released the memory of
-# earlier units. This cannot happen on a CPU; on a GPU it causes out-of-memory errors, or makes steps many times slower.
-# The next lab holds the host back (`minifsdp/fsdp/schedules/rate_limit.py`).
+# problem even without prefetch: it issues one gather after another, long before the device has released the memory of
+# earlier units. This cannot happen on a CPU; on a GPU, it causes out-of-memory errors, or makes steps many times
+# slower. The next lab limits how far the host runs ahead (`minifsdp/fsdp/schedules/rate_limit.py`).
 #
 # ## What to remember
 #
-# 1. A schedule decides the order in which collectives are issued. A link carries one collective at a time, so every
-#    collective ahead of a gather delays the computation that waits for the gather.
+# 1. A schedule decides the order in which collectives are issued. A link executes one collective at a time, so every
+#    collective queued before a gather delays the computation that waits for the gather.
 # 2. The forward order is recorded once and assumed to be static; the backward order is recorded anew in every forward
 #    pass. No unit is gathered speculatively.
 # 3. PRE issues the unit's own gather, then the next unit's, and then computes, at the cost of one more unsharded unit.
 #    POST frees the unit, gathers the next one and then reduces; with depth 1 on a CPU, where the host itself computes,
-#    it needs no extra memory. Prefetching more than one unit ahead rarely pays.
+#    it needs no extra memory. Prefetching more than one unit ahead is rarely worthwhile.
 # 4. A host that is well ahead needs no prefetch in the forward pass, but does need it in the backward pass, because the
 #    reduction is in the same queue.
 # 5. Collectives have no names: unless the order is the same on all ranks, you get wrong values without an error, or a
@@ -1112,10 +1112,10 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #
 # <details><summary>Answer</summary>
 #
-# All ranks agree, so the values are right. The forward record comes from the first iteration: from the first missing or
-# additional layer on, nothing more is prefetched in that forward pass. (In torch, which looks up its record by unit, a
-# dropped layer is gathered for nothing.) The backward record comes from the current forward pass, so backward prefetch
-# works well.
+# All ranks agree, so the values are correct. The forward record comes from the first iteration: from the first missing
+# or additional layer on, nothing more is prefetched in that forward pass. (In torch, which looks up its record by unit,
+# a dropped layer is gathered unnecessarily.) The backward record comes from the current forward pass, so backward
+# prefetch works well.
 # </details>
 #
 # **2. Why does the backward record list the units in the order in which their forwards *end*?**
@@ -1131,28 +1131,27 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #
 # <details><summary>Answer</summary>
 #
-# Three: the root, the last block and the one before it. While the first block's gradients are being computed, no unit
-# is left to prefetch, so only two are unsharded: the root and that block.
+# For the last block, three units are unsharded: the root, the last block and the block before it. For the first block,
+# no unit is left to prefetch, so only two are unsharded: the root and that block.
 # </details>
 #
 # **4. With two communicators, one for gathers and one for reductions, is backward prefetch still needed?**
 #
 # <details><summary>Answer</summary>
 #
-# It is not needed on a host that runs ahead: prefetch is needed there only because of the single queue, and with two
-# queues the gather is not queued behind the reduction. The two queues still share the link, though, and each
-# communicator needs its own buffers and multiprocessors. On a CPU, where the host itself computes, prefetch is still
-# needed.
+# If the host runs ahead, it is not needed: prefetch is needed only because of the single queue, and with two queues,
+# the gather is not queued behind the reduction. The two queues still share the link, though, and each communicator
+# needs its own buffers and multiprocessors. On a CPU, where the host itself computes, prefetch is still needed.
 # </details>
 #
-# **5. Gradients are accumulated under `no_sync`. What is left for backward prefetch to do?**
+# **5. Gradients are accumulated under `no_sync`. Is backward prefetch still useful?**
 #
 # <details><summary>Answer</summary>
 #
-# No reduction is in the way, so a host that runs ahead needs no prefetch in the backward pass, just as it needs none in
-# the forward pass. On a CPU, prefetch is still useful: under FULL_SHARD, the backward pass of every micro-batch gathers
-# the parameters again. Under SHARD_GRAD_OP, the parameters stay unsharded after the forward pass, and the backward pass
-# gathers nothing at all.
+# No reduction delays the gathers, so a host that runs ahead needs no prefetch in the backward pass, just as it needs
+# none in the forward pass. On a CPU, prefetch is still useful: under FULL_SHARD, the backward pass of every micro-batch
+# gathers the parameters again. Under SHARD_GRAD_OP, the parameters stay unsharded after the forward pass, and the
+# backward pass gathers nothing at all.
 # </details>
 #
 # ## Further reading

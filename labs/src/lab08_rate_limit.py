@@ -14,8 +14,8 @@
 # ([pytorch#82001](https://github.com/pytorch/pytorch/issues/82001)), `num_alloc_retries` in `torch.cuda.memory_stats()`
 # is no longer 0, and steps take longer than expected
 # ([pytorch#104509](https://github.com/pytorch/pytorch/issues/104509)). For T5-11B in the FSDP paper, they take two to
-# three times as long (see below). Nothing leaks, and every step computes the right result. Where does the memory go,
-# and why does this cost *time*?
+# three times as long (see below). There is no memory leak, and every step computes the correct result. Where does the
+# memory go, and why does this cost *time*?
 #
 # ![Memory of gathered units: freed by the host early, usable again only when compute has read
 # it](../slides/figures/overlap-lives.svg)
@@ -23,15 +23,15 @@
 # *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
 # lab.*
 #
-# The answer lies in how far the host runs ahead of its device. The host requests memory for the next unit long before
-# the device has finished with the previous one. The *caching allocator* manages the device's memory for the program,
-# and must not hand out memory that a stream may still be reading. You build that allocator, see it run out of memory,
-# and build the remedy: a limit on the number of units that are gathered and not yet freed.
+# The cause is a host that runs far ahead of its device. The host requests memory for the next unit long before the
+# device has finished with the previous unit. The *caching allocator* manages the device's memory for the program, and
+# must not reuse memory that a stream may still be reading. In this lab, you build such an allocator, see it run out of
+# memory, and solve the problem with a limit on the number of units that are gathered and not yet freed.
 #
 # **Afterwards you can**
 #
 # - define `allocated`, `active` and `reserved`, and explain why they differ;
-# - explain why memory freed by one stream is useless to another, and what `record_stream` costs;
+# - explain why one stream cannot use memory freed on another, and what `record_stream` costs;
 # - describe an allocation retry, and explain why the device is idle during it;
 # - limit the number of gathered units to k, and choose k for a memory budget;
 # - predict when the limiter helps, when it has no effect, and when it costs time.
@@ -42,11 +42,11 @@
 # the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** about 12 MiB of model
 # state per rank (measured in session two); a process takes a few hundred MiB, mostly for torch itself.
 #
-# A laptop's host does not run ahead of its device; it *is* the device. So this lab records the programs of real
-# training steps on the CPU, on any machine, and replays them in virtual time on a simulated GPU. The replay models
-# kernels, collectives, streams, events and your allocator. Its numbers come from a data sheet, or are assumptions where
-# the data sheet has none. All its results are marked "model, not measured". If your ranks have a GPU, the lab also
-# queries that GPU's own allocator.
+# On a laptop, the host does not run ahead of its device; it *is* the device. So on every machine, this lab records the
+# programs of real training steps on the CPU, and replays them in virtual time on a simulated GPU. The replay models
+# kernels, collectives, streams, events and your allocator. Its parameters come from a data sheet, or are assumptions if
+# the data sheet has no value. All its results are marked "model, not measured". If your ranks have a GPU, the lab also
+# queries the allocator of that GPU.
 
 # %% tags=["setup"]
 # set-up
@@ -131,9 +131,9 @@ class Memory:
 #
 # The model in the next cell resembles the paper's GPT-175B. It is wrapped block by block and trained with backward
 # prefetch and without a limit, on 128 GPUs. `record` runs real training steps of rank 0 (modules, units, schedule,
-# autograd, optimizer) with tensors that have no storage, and logs the requests of the host; 6 of the 96 blocks suffice.
-# `replay` computes how a GPU would execute these requests. The GPU in this first run has more memory than the program
-# can ever need. The table shows three counts of bytes, as in `torch.cuda.memory_stats()`:
+# autograd, optimizer) with tensors without storage, and logs the requests of the host; 6 of the 96 blocks suffice.
+# `replay` computes how a GPU would execute these requests. In this first run, the GPU has more memory than the program
+# can need. The table shows three byte counts, as in `torch.cuda.memory_stats()`:
 #
 # | count | bytes |
 # |---|---|
@@ -183,11 +183,11 @@ plots.device_memory(
 )
 
 # %% [markdown]
-# Look at the time axis: the host issues the step in a small fraction of the time that the device needs for it. It
-# gathers and frees one unit after the other, so `allocated` never counts more than two units and the tensors used with
-# them. But the memory of a freed unit cannot be reused before the device has *computed* with that unit, so every unit
-# gets its own memory. The paper's GPUs have 80 GB, which is enough for 6 of the 96 blocks. To make memory scarce here
-# too, we give our GPU 40 GiB.
+# Look at the time axis: the host issues the step in a small fraction of the device's time for it. It gathers and frees
+# one unit after the other, so `allocated` never includes more than two units and the tensors used with them. But the
+# memory of a freed unit cannot be reused before the device has *computed* with that unit, so every unit gets new
+# memory. The paper's GPUs have 80 GB, which would be enough for 6 of the 96 blocks. To make memory scarce with 6
+# blocks, our GPU gets only 40 GiB.
 #
 # The allocator decides when a freed block can be used again. You build one that follows torch's rules
 # (`c10/cuda/CUDACachingAllocator.cpp`), with fewer special cases.
@@ -196,14 +196,13 @@ plots.device_memory(
 #
 # *15 minutes, medium*
 #
-# `cudaMalloc` and `cudaFree` are slow, and `cudaFree` also waits for the device. So a *caching* allocator takes memory
-# from the device in *segments*, and keeps them. It splits each segment into *blocks*, and serves a request from the
-# smallest free block that is large enough (*best fit*). The remainder of that block stays free.
+# `cudaMalloc` and `cudaFree` are slow, and `cudaFree` also waits for the device. So a *caching* allocator requests
+# memory from the device in *segments*, and keeps them. It splits each segment into *blocks*, and serves a request from
+# the smallest sufficient free block (*best fit*). The remainder of that block stays free.
 #
-# Every block belongs to the stream that first requested it. After it is freed, it can serve the
-# next request *of that stream*, even while kernels that read it are still queued: the new owner's
-# work comes after them in the same queue. Another stream has no such guarantee, so it cannot use
-# the block.
+# Every block belongs to the stream that first requested it. After it is freed, it can serve the next request *of that
+# stream*, even while kernels that read it are still queued, because the new owner's kernels come later in the same
+# queue. Another stream has no such guarantee, so it cannot use the block.
 #
 # Three small classes describe the allocator's state. The folded set-up cell at the top defines them:
 #
@@ -214,8 +213,7 @@ plots.device_memory(
 # - a `Device` has the methods `new_segment(nbytes)`, which returns an address, or None if the device is full;
 #   `give_back(start)`; `record(stream)`, which returns an event; and `synchronize()`.
 #
-# Block sizes are multiples of 512 bytes. How large is the block that serves a request of 1,000,000
-# bytes?
+# Block sizes are multiples of 512 bytes. Predict: how large is the block that serves a request for 1,000,000 bytes?
 
 # %%
 predict("8.1", ..., "bytes of the block that serves a request of 1,000,000 bytes")
@@ -236,8 +234,7 @@ def malloc(memory: Memory, nbytes: int, stream: int) -> Block | None:
 
 
 # %% [markdown]
-# `Toy` is a device on which to try your function. It has room for a given number of bytes, and its streams take no
-# time.
+# `Toy` is a device for trying your function. It has a given capacity in bytes, and its streams take no time.
 
 
 # %% tags=["shown"]
@@ -281,11 +278,10 @@ print(f"the same request of another stream: at {second.start:,}, in a segment of
 # *8 minutes, medium*
 #
 # Splitting creates small blocks. To undo the splitting, the allocator merges a returned block with its free neighbours,
-# the blocks that end where it begins or begin where it ends. Segments never touch, so neighbours always belong to one
-# segment and one stream.
+# that is, the adjacent blocks. Segments are never adjacent, so neighbours always belong to the same segment and the
+# same stream.
 #
-# A segment consists of four equal blocks, 0 to 3. Blocks 0, 2 and 3 are freed. How many free
-# blocks are there?
+# A segment consists of four equal blocks, 0 to 3. Blocks 0, 2 and 3 are freed. Predict: how many free blocks are there?
 
 # %%
 predict("8.2", ..., "free blocks after blocks 0, 2 and 3 of a segment of 4 are freed")
@@ -312,7 +308,7 @@ print("free:", sorted((block.start, block.size) for block in memory.free))
 print("a request for three quarters of a segment:", malloc(memory, 3 * SEGMENT // 4, stream=0))
 
 # %% [markdown]
-# Three quarters of the segment are free, but the request fails because no single free block is that large. This is
+# Three quarters of the segment are free, but the request fails because no single free block is large enough. This is
 # *fragmentation*.
 #
 # ## 8.3 Free while another stream is reading
@@ -320,9 +316,10 @@ print("a request for three quarters of a segment:", malloc(memory, 3 * SEGMENT /
 # *8 minutes, medium*
 #
 # A unit's memory is allocated on the gather stream, and read by kernels on the compute stream. When the host frees the
-# memory, those kernels may not even have started. The allocator learns of them only from `Tensor.record_stream(s)`,
-# which adds stream `s` to the block's users (`block.users`). When the block is freed, the allocator records an *event*
-# on each of those streams, behind all queued work. The block waits until the device has reached all of these events.
+# memory, those kernels may not even have started. The allocator knows about them only through
+# `Tensor.record_stream(s)`, which adds stream `s` to the block's users (`block.users`). When the block is freed, the
+# allocator records an *event* on each of those streams, after all queued work. The block is unavailable until all of
+# these events are complete.
 
 
 # %% tags=["exercise-8.3"]
@@ -347,7 +344,7 @@ def release(memory: Memory, block: Block, put_back: Callable[[Memory, Block], No
 #
 # *8 minutes, medium*
 #
-# The allocator is not notified when an event happens. It polls the events before every `malloc`.
+# The allocator is not notified when an event completes. It polls the events before every `malloc`.
 
 
 # %% tags=["exercise-8.4"]
@@ -366,10 +363,10 @@ def collect(memory: Memory, put_back: Callable[[Memory, Block], None]) -> None:
 #
 # *15 minutes, hard*
 #
-# Suppose that no free block fits, and that the device has no room for another segment. Some memory may still be
-# recoverable: blocks that wait for an event, and free blocks of other streams. To recover it, the host has to let the
-# device run out of work. torch waits until all events have happened, gives every segment that is entirely free back to
-# the device, and tries once more. This is a *retry*, and `num_alloc_retries` counts them.
+# Suppose that no free block is large enough, and that the device has no room for another segment. Some memory may still
+# be recoverable: blocks that wait for an event, and free blocks of other streams. To recover it, the host has to wait
+# for the device. torch waits until all events are complete, returns every entirely free segment to the device, and
+# tries again. This is a *retry*, counted by `num_alloc_retries`.
 
 
 # %% tags=["exercise-8.5"]
@@ -523,7 +520,7 @@ print(f"hazards: {len(yours.hazards)}")
 # for small and large requests, segments of at least 20 MiB). The peaks differ slightly because torch's rules round
 # sizes up.
 #
-# The absence of hazards means that any two uses of the same bytes have a guaranteed order. To check this, the replay
+# The absence of hazards means that the order of any two uses of the same bytes is guaranteed. To check this, the replay
 # keeps a vector clock for every stream, as torch's `_sanitizer` does (lab 06).
 #
 # ### Break it: free without waiting
@@ -543,15 +540,16 @@ print_wrapped(f"{len(early)} hazards, such as {early[0].text}")
 assert early, "this allocator should cause hazards, and none were found"
 
 # %% [markdown]
-# A GPU would report no error. Depending on the load of the network, the next unit's parameters arrive either while a
-# matrix product is still reading the same memory, or just after it has finished. Now and then, a loss is wrong.
+# A GPU would report no error. Depending on network load, the next unit's parameters arrive either while a matmul is
+# still reading the same memory, or just after it has finished. Occasionally, a loss is wrong.
 #
 # ## The cost of a retry
 #
 # ### Modelled: memory fragments, and a retry stalls the device
 #
-# The next cells show the same run, with your allocator, on a device with 40 GiB. The first figure shows the memory,
-# with a mark wherever the allocator returns its cache. The second figure shows the blocks just before the first retry.
+# The next cells show the same run, with your allocator, on a device with 40 GiB. The first figure shows memory over
+# time; marks indicate where the allocator returns its cache. The second figure shows the blocks just before the first
+# retry.
 
 
 # %% tags=["C43"]
@@ -604,14 +602,14 @@ plots.timeline(
 # %% [markdown]
 # Two causes combine. Memory that the compute stream may still read cannot be reused, and the free memory belongs to
 # another stream or consists of blocks that are too small. The FSDP paper (section 5.4) reports such retries in the
-# backward pass of GPT-175B with two samples on 128 GPUs. Each GPU reaches 90.5 TFLOPS there, against 186 on 192 GPUs
-# (read off a copy of figure 7(b)). In our model, the retries cost only 6 % of a step.
+# backward pass of GPT-175B with two samples per GPU on 128 GPUs. In this case, each GPU reaches 90.5 TFLOPS, compared
+# with 186 TFLOPS on 192 GPUs (figure 7(b)). In our model, the retries cost only 6 % of the step time.
 #
 # The model omits several effects. Kernels slow each other down, including NCCL's own kernels. A real launch queue is
 # full after about a thousand kernels, and then the host waits anyway. The speed of the host varies. The other ranks
-# wait in their next collective for the rank that retries. `expandable_segments`, torch's option for segments that can
-# grow, is not modelled. No data sheet gives the duration of a driver call: 1 ms, plus 1 ms per GiB, is an assumption.
-# The next cell shows the effect of that assumption:
+# wait in their next collective for the retrying rank. `expandable_segments`, torch's option for growing segments, is
+# not modelled. No data sheet specifies the duration of a driver call: 1 ms, plus 1 ms per GiB, is an assumption. The
+# next cell shows its effect:
 
 # %%
 print("a call, and a GiB of it   a step without a limit (model, not measured)")
@@ -639,21 +637,23 @@ print("this device's caching allocator:", stats or "none, memory of a CPU is not
 #
 # *15 minutes, hard*
 #
-# The allocator cannot do better, but the host does not need to run so far ahead. FSDP's limiter (`limit_all_gathers`,
-# on by default in torch) keeps a queue of events, one for each freed unit. If the queue contains `limit` or more events
-# before a gather, the *host* waits for the oldest, with `event.synchronize()`. After the wait, the memory of the
-# corresponding unit is free, belongs to the right stream and has the right size, and the gather reuses it.
+# The allocator cannot do any better, but the host does not need to run so far ahead. FSDP's limiter
+# (`limit_all_gathers`, on by default in torch) keeps a queue of events, one for each freed unit. If the queue contains
+# `limit` or more events before a gather, the *host* waits for the oldest event with `event.synchronize()`. After the
+# wait, the memory of the corresponding unit is available, belongs to the right stream and has the right size, so the
+# gather reuses it.
 #
-# Some calls of `gather(unit)` and `free(unit)` have no effect, because a schedule also calls `gather` for a unit that
+# Some calls to `gather(unit)` and `free(unit)` have no effect, because a schedule also calls `gather` for a unit that
 # has already been prefetched, and `free` for all units at the end of the backward pass. So check `unit.state`: a unit
 # is `SHARDED` until its gather starts, and again after it has been freed. Some units stay unsharded from their forward
 # to the end of their backward: the root always does, and with SHARD_GRAD_OP all units do. Their
-# `unit.freed_after_forward` is False. They are freed much later, so their gathers do not wait, and their frees do not
-# enter the queue. (torch counts every free, including those of these units, and waits for one event before a gather,
-# however many are in the queue.)
+# `unit.freed_after_forward` is False. They are freed much later, so their gathers do not wait, and their frees are not
+# added to the queue. (torch counts every free, including those of these units, and waits for a single event before a
+# gather, however many are in the queue.)
 #
 # The recording of the GPT has 6 blocks and a root. Every block, including the last one, is freed after its forward and
-# once more after its backward. With a limit of 2, how many events does the host wait for in a step after the first?
+# once more after its backward. Predict: with a limit of 2, how many events does the host wait for in each step after
+# the first?
 
 # %%
 predict("8.6", ..., "events that the host waits for in a later step, 6 blocks and a root, limit 2")
@@ -684,7 +684,7 @@ def rate_limit(
 
 # %% [markdown]
 # This schedule calls your two functions instead of `gather` and `free`. The rest is lab 07's schedule: PRE, one unit
-# ahead, and at most one reduction under way while the next gradient is being computed.
+# ahead, and at most one reduction in progress while the next gradient is being computed.
 
 
 # %% tags=["shown"]
@@ -732,21 +732,21 @@ plots.device_memory(
 )
 
 # %% [markdown]
-# In a later step, the host waits for 12 events, which is also the number of times that a block is freed in the step:
-# the queue has the same length at the end of every step, so as many events leave it in a step as enter it.
+# In a later step, the host waits for 12 events, one for each of the 12 frees of a block in a step: the queue has the
+# same length at the end of every step, so equal numbers of events are added and removed.
 #
-# `allocated` was never the problem, and it is unchanged. The limit bounds the difference *between* allocated and
-# reserved memory. The step is as fast as on a device with enough memory: the device never runs out of work, because the
-# work of at least one unit is always queued.
+# `allocated` is unchanged; it was never the problem. The limit bounds the difference *between* allocated and reserved
+# memory. The step is as fast as on a device with enough memory: the device never runs out of work, because at least one
+# unit is always queued.
 #
 # ## 8.7 Postpone gathers that do not fit
 #
 # *10 minutes, medium*
 #
-# On a laptop, the host itself computes, and the event queue has no effect: when the host reaches the next gather, every
-# free that it has issued has already happened. On such a machine, units accumulate for another reason: a *deep*
-# prefetch gathers all units of the recorded order (`depth=None`, lab 07). What would happen if a limiter simply waited?
-# Suppose that at most two units may be unsharded, that two of them are, and that the prefetch requests a third:
+# On a laptop, the host itself computes, and the event queue has no effect: when the host reaches the next gather, all
+# earlier frees have already completed. On such a machine, units accumulate for another reason: a *deep* prefetch
+# gathers all units of the recorded order (`depth=None`, lab 07). What would happen if a limiter simply waited? Suppose
+# that at most two units may be unsharded, that two units are unsharded, and that the prefetch requests a third:
 
 # %%
 import threading
@@ -766,11 +766,11 @@ print("limit 2:", waits_for_a_free(2))
 
 # %% [markdown]
 # So torch's limiter, like yours in 8.6, counts only frees that have been *issued*, and waits only for those. The host
-# must never wait for a free that it has yet to issue. A deep prefetch needs another remedy: a unit for which there is
-# no room is *put off*, and is gathered once another unit has been freed.
+# must never wait for a free that it has not issued yet. A deep prefetch needs another solution: a gather beyond the
+# limit is *postponed* until another unit has been freed.
 #
-# The lab's own model has 6 blocks of 534,664 bytes each and a root of 224,472 (unsharded, on 2 ranks). What is the
-# largest number of bytes of gathered parameters that a rank holds with a limit of 3?
+# The lab's own model has 6 blocks of 534,664 bytes each and a root of 224,472 bytes (unsharded, on 2 ranks). Predict:
+# how many bytes of gathered parameters does a rank hold at most with a limit of 3?
 
 # %%
 predict("8.7", ..., "most bytes of gathered parameters, limit 3, blocks of 534,664 and a root of 224,472")
@@ -835,7 +835,7 @@ class LabLimited(HeldBack):
 # The next cells run real training on 2 ranks, with your limiter and unlimited prefetch depth. The ledger counts the
 # bytes of the second step in the host's order, so the result is the same on every device. It corresponds to
 # `allocated`, the bytes that the program holds. The expected peak is the size of the root plus that of the k largest
-# neighbouring blocks.
+# consecutive blocks.
 
 # %%
 from typing import NamedTuple
@@ -986,9 +986,9 @@ show(
 )
 
 # %% [markdown]
-# With a deep prefetch, reductions accumulate too, each with its unsharded gradient (lab 07). The peak then comes at the
-# end of the backward pass, when all gradients are alive, and a bound on the gathers alone does not lower it. So
-# `HeldBack` bounds both.
+# With a deep prefetch, reductions accumulate too, each with its unsharded gradient (lab 07). The peak then occurs at
+# the end of the backward pass, when all gradients are allocated, and a limit on the gathers alone does not lower it. So
+# `HeldBack` limits both.
 #
 # ## 8.8 Choose k
 #
@@ -999,13 +999,13 @@ show(
 # moment, a rank holds:
 #
 # - block j and the blocks gathered ahead, j - 1, j - 2, ..., as many as the limit allows, down to block 0;
-# - `held[j]` bytes of everything else, which does not depend on k: the shards and the optimizer state; the root and its
-#   unsharded gradient; the unsharded gradients of block j and of block j + 1, whose reduction is in flight; and the
+# - `held[j]` bytes of other tensors, which do not depend on k: the shards and the optimizer state; the root and its
+#   unsharded gradient; the unsharded gradients of block j and of block j + 1, whose reduction is in progress; and the
 #   gradient shards of the blocks after j. (With gloo, this reduction also holds the contributions received from the
-#   other ranks, (N - 1) / N of a block, which minifsdp sums. NCCL needs no such memory.)
+#   other ranks, (N - 1) / N of a block. NCCL needs no such memory.)
 #
-# The peak is the largest of these totals over all j. All blocks here have B bytes. By how many
-# bytes does the peak rise from k = 1 to k = 2?
+# The peak is the maximum of this sum over all j. All blocks here have B bytes. Predict: by how many bytes does the peak
+# rise from k = 1 to k = 2?
 
 # %%
 predict("8.8", ..., "bytes by which the peak rises from k = 1 to k = 2, blocks of 534,664 bytes on 2 ranks")
@@ -1077,14 +1077,14 @@ plots.lines(
 #
 # ### Modelled: three of the paper's models
 #
-# The FSDP paper (section 5.3) trains with the limiter and without it. According to its text, T5-11B becomes up to five
-# times as fast, RegNet-9B does not change, and DeepViT-8B becomes 5 % slower. The bars of its figure 6(c), read off a
-# copy, show the seconds per batch without and with the limiter, on two machines and on four. T5-11B takes 18.61 and
-# 8.36 s on two machines, and 15.33 and 5.02 s on four, so it is 2.23 and 3.05 times as fast. RegNet-9B takes 14.80 and
-# 14.81 s on two machines, and 21.81 and 21.70 s on four. DeepViT-8B takes 18.00 and 18.78 s on two machines, and 21.64
-# and 22.79 s on four, so it is 4 and 5 % slower. No bar shows a factor of five. The next cell records models of those
-# shapes on 16 GPUs (two machines, each with 2 Tb/s of network, as in the paper), with and without your limiter, and
-# replays them:
+# The FSDP paper (section 5.3) compares training with and without the limiter. According to its text, the limiter makes
+# T5-11B up to five times as fast, does not affect RegNet-9B, and makes DeepViT-8B 5 % slower. Its figure 6(c) shows the
+# seconds per batch without and with the limiter, on two and on four machines. For T5-11B, these times are 18.61 s
+# without and 8.36 s with the limiter on two machines (a speed-up of 2.23), and 15.33 s and 5.02 s on four (a speed-up
+# of 3.05). For RegNet-9B, they are 14.80 s and 14.81 s on two machines, and 21.81 s and 21.70 s on four. For
+# DeepViT-8B, they are 18.00 s and 18.78 s on two machines (4 % slower), and 21.64 s and 22.79 s on four (5 % slower).
+# No pair of bars shows a speed-up of five. The next cell records models with the same layer shapes on 16 GPUs (two
+# machines, each with a 2 Tb/s network, as in the paper), with and without your limiter, and replays them:
 
 # %% tags=["C16"]
 from minifsdp.course.machine.shapes import Shape
@@ -1119,20 +1119,19 @@ for name in ("T5-11B-like", "RegNet-9B-like", "DeepViT-8B-like"):
 assert factors["DeepViT-8B-like"] < 0.99 < factors["RegNet-9B-like"]
 
 # %% [markdown]
-# Retries are counted over 6 steps. The direction of the effect agrees with the paper in all three cases. The model
+# The table counts retries over 6 steps. The direction of the effect agrees with the paper in all three cases. The model
 # cannot predict the size of the effect: it omits too much, and its settings were chosen to show the effect. For T5 and
-# DeepViT, the batch size is, among those tried, the one at which the limiter matters most. (With 2 or 8 samples instead
-# of 4, it makes no difference for DeepViT.) T5's device has 5 % more memory than the step needs with k = 2.
+# DeepViT, we chose the batch size at which the limiter matters most. (With 2 or 8 samples instead of 4, it makes no
+# difference for DeepViT.) T5's device has 5 % more memory than the step needs with k = 2.
 #
-# - **It helps** where memory is scarce and the host runs far ahead. In this case, the retries cost more than the waits.
-# - **It does nothing** where memory is plentiful and computing takes longer than gathering, as for
-#   RegNet: the delayed gathers still finish in time.
-# - **It costs time** where memory would have sufficed and gathering takes about as long as computing, as for DeepViT.
-#   The next gather is issued only when a unit has been freed on the device. If the link finishes its last gather before
-#   that, it is idle until then.
+# - **It helps** if memory is scarce and the host runs far ahead. In this case, the retries cost more than the waits.
+# - **It has no effect** if memory is plentiful and computing takes longer than gathering, as for RegNet: the delayed
+#   gathers still finish in time.
+# - **It costs time** if memory would be sufficient without it and gathering takes about as long as computing, as for
+#   DeepViT. The next gather is issued only after a unit has been freed on the device. If the link finishes its last
+#   gather earlier, it is idle until then.
 #
-# For T5-11B, the next cell shows the effect of k = 1, and the quantities that determine the
-# factor:
+# For T5-11B, the next cell shows the effect of k = 1, and the quantities that determine the speed-up:
 
 # %% tags=["C16"]
 print("five more replays, about half a minute\n")
@@ -1180,10 +1179,10 @@ plots.lines(
 #
 # ## Measured by the clock
 #
-# A laptop can measure a different aspect: the effect of a limit on the speed of a deep prefetch. The next cell trains
-# on 2 ranks over gloo and an emulated link (2 ms latency, 50 MB/s), on the CPU even where there are GPUs. The two
-# schedules take turns. The figure also shows the prediction for each schedule by a model of this machine, whose host
-# does *not* run ahead.
+# A laptop can measure a different effect: how a limit changes the speed of a deep prefetch. The next cell trains on 2
+# ranks over gloo and an emulated link (2 ms latency, 50 MB/s), always on the CPU, even if there are GPUs. The two
+# schedules are interleaved. For each schedule, the figure also shows the prediction of a model of this machine, whose
+# host does *not* run ahead.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1222,10 +1221,10 @@ for name, limit in (("prefetch without a limit", None), ("your limit, k = 2", 2)
     print(f"{name:26}{whole / MIB:5.2f} MiB of gathered parameters at most")
 
 # %% [markdown]
-# On a laptop, the limiter saves the memory that a deep prefetch would take. The title of the figure states the effect
-# on speed as a range over the turns. If the turns differ in sign, the measurement is inconclusive; on a busy machine,
-# the range is wide. On a GPU, the limiter saves the memory that a host running ahead would take. In both cases, two
-# unsharded units are enough: one being computed and one arriving.
+# On a laptop, the limiter saves the memory that a deep prefetch would use. The title of the figure states the effect on
+# speed as a range over the repetitions. If the range includes both signs, the measurement is inconclusive; on a busy
+# machine, the range is wide. On a GPU, the limiter saves the memory that a host running ahead would use. In both cases,
+# two unsharded units are enough: one being computed and one being gathered.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -1242,41 +1241,41 @@ then little waits for an event.)
 # %% [markdown]
 # ## FSDP2 has no limiter
 #
-# With `record_stream`, memory becomes free whenever the allocator next polls the events. FSDP2 (`fully_shard`) does not
-# use `record_stream`. It keeps a *reference* to a gathered buffer as long as later operations still have to read the
-# buffer. Before dropping the reference, FSDP2 makes the gather streams wait for an event behind the last such operation
-# (`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`). All later work of those streams on this memory comes
-# after the event. So when the host frees the block, it goes straight back to the pool of its own stream, however far
-# ahead the host is. Memory use is the same in every step, and there is nothing to limit.
+# With `record_stream`, memory becomes available only when the allocator next polls the events. FSDP2 (`fully_shard`)
+# does not use `record_stream`. It keeps a *reference* to a gathered buffer as long as there are operations to be issued
+# that read the buffer. Before dropping the reference, FSDP2 makes the gather streams wait for an event recorded after
+# the last such operation (`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`). All later work of those streams
+# on this memory comes after the event. So when the host frees the block, it returns directly to the pool of its own
+# stream, however far ahead the host is. Memory use is the same in every step, and no limiter is needed.
 #
 # ## What is still missing
 #
-# - `expandable_segments:True` lets a segment grow, and so avoids most fragmentation within a
-#   stream. It does nothing for blocks that wait for an event.
+# - `expandable_segments:True` lets a segment grow, and so avoids most fragmentation within a stream. It does not help
+#   with blocks that wait for an event.
 # - A limit counts units, not bytes. If units differ in size, choose the limit as in 8.8.
-# - Results marked "model" were not measured on a GPU, and a record from a GPU shows only the quantities that it names.
+# - Results marked "model" were not measured on a GPU.
 #
 # ## What to remember
 #
 # 1. `allocated` counts the bytes that the program holds. `active` adds freed memory that a stream may still read.
 #    `reserved` counts all memory taken from the device. When the host runs ahead, freed memory waits for the device,
 #    and `active` rises above `allocated`.
-# 2. A freed block belongs to its stream. If other streams were recorded on it, it becomes free only when they have
-#    reached the events recorded when it was freed.
+# 2. A freed block belongs to its stream. If other streams were recorded on it, it becomes available only after the
+#    events recorded on those streams at the free.
 # 3. A retry waits for the device, returns the cache and allocates again. The device is idle in the meantime.
 # 4. The limiter makes the host wait for the oldest of k frees. When a gather is issued, at most k - 1 freed units are
 #    still in use on the device. With k = 2, one unit is being computed while the next one arrives.
-# 5. The limiter counts only frees that have been issued. If the host waited for a free that it had yet to issue itself,
-#    it would wait forever.
+# 5. The limiter counts only frees that have been issued. If the host waited for a free that it had not issued yet, it
+#    would wait forever.
 #
 # ## More: the fastest schedule in 8 GiB
 #
 # *20 to 40 minutes, not counted in the lab's time*
 #
-# This is an open task without a reference answer. The model resembles T5-11B and runs on 16 simulated GPUs, where
-# gathering takes about as long as computing. Write the schedule with the shortest step for which the allocator reserves
-# at most 8 GiB. A hazard (a kernel that reads data before its arrival) disqualifies it. You can start from this
-# schedule:
+# This is an open task without a reference answer. The model resembles T5-11B and runs on 16 simulated GPUs, on which
+# gathering takes about as long as computing. Write the fastest possible schedule for which the allocator reserves at
+# most 8 GiB. A hazard (a kernel that reads data before its arrival) disqualifies the schedule. You can start from this
+# one:
 
 # %% tags=["shown"]
 from minifsdp.course.workshop.scores import enter
@@ -1294,26 +1293,26 @@ class MySchedule(RateLimitedSchedule):
 enter("my schedule", MySchedule)
 
 # %% [markdown]
-# With torch's defaults, a step takes 66.4 ms, and the allocator reserves 7.48 GiB. Prefetching two units ahead with k =
-# 3 takes 63.5 ms, but needs 9.23 GiB. The link alone is busy for 59.0 ms. `minifsdp lab score 08` shows the table
-# of your attempts.
+# With torch's defaults, a step takes 66.4 ms, and the allocator reserves 7.48 GiB. With prefetching two units ahead and
+# k = 3, a step takes 63.5 ms, but the allocator reserves 9.23 GiB. The link alone is busy for 59.0 ms.
+# `minifsdp lab score 08` shows the table of your attempts.
 #
 # ## Questions
 #
-# **1. `reserved` is twice `allocated`, and `num_alloc_retries` is 0. Is there anything to fix?**
+# **1. `reserved` is twice `allocated`, and `num_alloc_retries` is 0. Is this a problem?**
 #
 # <details><summary>Answer</summary>
 #
-# No, there is not. Cached memory costs nothing until another consumer needs it: a second process on the same device, or
-# a library that allocates from the driver, like NCCL. Only retries cost time.
+# No. Cached memory costs nothing unless something else needs it: a second process on the same device, or a library that
+# allocates from the driver, such as NCCL. Only retries cost time.
 # </details>
 #
-# **2. `torch.cuda.empty_cache()` in every step makes the retries go away. Why is that not a solution?**
+# **2. Calling `torch.cuda.empty_cache()` in every step eliminates the retries. Why is this not a solution?**
 #
 # <details><summary>Answer</summary>
 #
-# It does the work of a retry in every step: it waits for the device and returns segments that must then be allocated
-# again. And it can return only segments that are entirely free.
+# It does the work of a retry in every step: it waits for the device and returns segments, which must then be allocated
+# again. Also, it can return only entirely free segments.
 # </details>
 #
 # **3. What does a limiter with k = 1 do to prefetching?**
@@ -1324,7 +1323,7 @@ enter("my schedule", MySchedule)
 # and communication take turns, and the memory use equals that of the synchronous schedule.
 # </details>
 #
-# **4. All ranks run the same program, and one of them retries. What do the others do?**
+# **4. All ranks run the same program, and one rank has a retry. What do the other ranks do?**
 #
 # <details><summary>Answer</summary>
 #
@@ -1335,17 +1334,17 @@ enter("my schedule", MySchedule)
 #
 # <details><summary>Answer</summary>
 #
-# In this lab it does nothing: no unit is freed after its forward, so none of them counts. All units are unsharded at
-# the end of the forward pass anyway. torch counts the frees in the backward pass, so its host waits for some of them in
-# the next forward pass.
+# In this lab, it has no effect: no unit is freed after its forward, so no free counts. All units are unsharded at the
+# end of the forward pass anyway. torch counts the frees in the backward pass, so its host waits for some of them in the
+# next forward pass.
 # </details>
 #
 # **6. Why must the event of 8.3 be recorded when the block is freed, and not when `record_stream` is called?**
 #
 # <details><summary>Answer</summary>
 #
-# Between the two moments, more kernels that read the block may be queued on the stream. An event recorded at the call
-# would happen before those kernels run.
+# Between the call and the free, more kernels that read the block may be queued on the stream. An event recorded at the
+# call would complete before those kernels run.
 # </details>
 #
 # ## Further reading

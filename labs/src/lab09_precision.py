@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Lab 09: precision, accumulation, offload
 #
-# The values of a unit can have several dtypes and can be in host or device memory, and its gradients can be reduced
-# less often than in every backward pass. This lab covers all three options. The engine of labs 05 to 08 stays the same;
-# only the *unit* changes, in a few places.
+# A unit can use several dtypes, keep its shards in host or device memory, and reduce its gradients less often than in
+# every backward pass. This lab covers all three options. The engine of labs 05 to 08 stays the same; only the *unit*
+# changes, in a few places.
 #
 # ![The dtypes of parameters, gradients and optimizer state in mixed precision](../slides/figures/practice-dtypes.svg)
 #
@@ -22,9 +22,10 @@
 #
 # - name the dtype of each stage of a step in mixed precision, and say which stages need fp32;
 # - predict how much bf16 saves in memory and traffic, and what it does not save;
-# - scale the loss in fp16 so that all ranks agree although each holds only shards, and say why bf16 needs no scaling;
+# - scale the loss in fp16 so that all ranks agree although each rank holds only shards, and say why bf16 needs no
+#   scaling;
 # - choose between accumulating sharded and unsharded gradients by comparing bytes and collectives;
-# - move shards, gradients and the optimizer to the host without reading values that have not arrived.
+# - move shards, gradients and the optimizer to the host without reading values before they have arrived.
 #
 # **You need** lab 05 (units, gather, reduce-scatter) and lab 06 (streams and events).
 #
@@ -49,9 +50,9 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # ## The costs that remain
 #
 # The remaining costs of FSDP are the memory of the unsharded units and the bytes sent. With 2 bytes per element instead
-# of 4, both are halved. A GPU also computes faster in low precision, on its matrix units: 312 TFLOP/s in bf16 and fp16
-# and 156 in TF32, compared with 19.5 in fp32 (NVIDIA's A100 data sheet). Compute speeds up by a larger factor than
-# messages shrink, so messages are harder to overlap. Why not convert the entire model to bf16?
+# of 4, both are halved. A GPU also computes faster in low precision, on its tensor cores: 312 TFLOP/s in bf16 and fp16
+# and 156 TFLOP/s in TF32, compared with 19.5 TFLOP/s in fp32 (NVIDIA's A100 data sheet). The compute time falls by a
+# larger factor than the size of messages, so communication is harder to hide. Why not convert the entire model to bf16?
 #
 # | dtype | bytes | exponent | mantissa | largest | smallest above 0 |
 # |---|---|---|---|---|---|
@@ -59,8 +60,8 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # | bf16 | 2 | 8 bits | 7 bits | 3.4e38 | 9.2e-41 |
 # | fp16 | 2 | 5 bits | 10 bits | 65,504 | 6.0e-8 |
 #
-# Just below 1, bf16 numbers are 1/256 apart. An optimizer subtracts 0.001 from a parameter of 1.0, 500 times.
-# Predict the result.
+# Just below 1, adjacent bf16 numbers differ by 1/256. An optimizer subtracts 0.001 from a parameter with value 1.0, 500
+# times. Predict the result.
 
 # %%
 predict("9.0", ..., "a bf16 parameter of 1.0 after 500 updates of -0.001")
@@ -103,8 +104,8 @@ print(f"fp32: {high.item():.4f}; bf16: {low.item():.4f}, for 1.0 - 0.001 rounds 
 # %% [markdown]
 # What happens in a model? Adam's first step moves *every* element by about the learning rate, in either direction. The
 # next cell counts the elements of this lab's model that such a step leaves unchanged if they are kept in bf16.
-# (Elements that start at 0 can take a step of any size; those that start at 1, the weights of the norms, lose almost
-# every step.)
+# (Elements with initial value 0 can take a step of any size; those with initial value 1, the weights of the norms, lose
+# almost every step.)
 
 # %%
 RANKS = 2
@@ -122,7 +123,7 @@ for rate in (1e-2, 1e-3, 1e-4, 1e-5):
 
 # %% [markdown]
 # So the *shards*, which the optimizer updates, stay in fp32: they are called *master weights*. Only the temporary
-# tensors made from them are bf16:
+# tensors derived from them are in bf16:
 #
 #     shard (fp32) --cast--> full (param_dtype) --compute--> gradient (param_dtype)
 #     shard.grad (fp32) <--cast-- mean (reduce_dtype) <--reduce-scatter-- gradient (reduce_dtype)
@@ -131,8 +132,8 @@ for rate in (1e-2, 1e-3, 1e-4, 1e-5):
 # device holds 4 + 2 bytes per element at all times; FSDP holds 4/N, plus 2 for each element of the units that are
 # currently unsharded.
 #
-# Make a prediction first. The shards stay in fp32, so how does the traffic change? With FULL_SHARD in bf16, and
-# reductions in bf16 too, what fraction of the fp32 bytes does each of 2 ranks send in a step?
+# Predict: with FULL_SHARD, bf16 parameters and bf16 reductions (and shards still in fp32), what fraction of the fp32
+# bytes does each of 2 ranks send in a step?
 
 # %%
 predict("9.1", ..., "bytes sent in a step of FULL_SHARD in bf16, as a fraction of fp32's")
@@ -142,11 +143,11 @@ predict("9.1", ..., "bytes sent in a step of FULL_SHARD in bf16, as a fraction o
 #
 # *8 minutes, medium*
 #
-# A collective does not cast: it moves bytes. So this rank's shard has to be cast before it is sent. torch has a buffer
-# for this purpose, `_mp_shard` (`torch/distributed/fsdp/_flat_param.py`), which holds P / N elements for the duration
-# of a gather. But memory for the cast shard exists already: one slice of `full`, which the gather is about to fill,
-# belongs to this rank. The cast shard can be written there, and the all-gather then works *in place*. The gather is
-# non-blocking: the caller waits for the returned handle before it computes.
+# A collective does not cast: it moves bytes. So this rank's shard has to be cast before it is sent. torch allocates a
+# buffer for the cast shard, `_mp_shard` (`torch/distributed/fsdp/_flat_param.py`), with P / N elements, for the
+# duration of a gather. But this memory exists already: one slice of `full`, the output of the gather, belongs to this
+# rank. The cast shard can be written there, and the all-gather then works *in place*. The gather is non-blocking: the
+# caller waits for the returned handle before it computes.
 
 
 # %% tags=["exercise-9.1"]
@@ -238,14 +239,14 @@ for gradient in (2_000.0, 2e-6):
     print(f"gradient {gradient:g}: after the sum {found[0]:g}, before {found[1]:g}, split {found[2]:g}")
 
 # %% [markdown]
-# Splitting the division gives up a factor of √N at each end of the range, instead of a factor of N at one end:
-# gradients above 65,504 / √N still overflow, and 2e-6 / 32 has lost bits. Loss scaling, in 9.4, is the other remedy for
-# the narrow range.
+# Splitting the division costs a factor of √N at each end of the range, instead of a factor of N at one end: gradients
+# above 65,504 / √N still overflow, and 2e-6 / 32 has lost bits. Loss scaling (9.4) is another remedy for the narrow
+# range.
 #
 # ## Your unit in the engine
 #
-# `FlatUnit` is the unit of labs 05 to 08. It consists of a flat parameter and a plan that specifies the ranks and the
-# dtypes. Your functions carry out the plan: the class below calls them instead of the code in `FlatUnit`, and a
+# `FlatUnit` is the unit of labs 05 to 08. It consists of a flat parameter and a plan, which specifies the process group
+# and the dtypes. Your functions carry out the plan: the class below calls them instead of the code in `FlatUnit`, and a
 # `Reduction` uses your divisors. Both are passed to FSDP (`unit=`); the engine and the schedules stay unchanged.
 
 
@@ -346,8 +347,8 @@ for name, dtypes in noted.items():
 # ### Measured: the same gradients as torch's FSDP
 #
 # The next cell compares the gradient shards of one step from three sources: your unit, minifsdp's own unit, and torch's
-# `FullyShardedDataParallel` with the same `mixed_precision`. On two ranks, a sum is one addition, and halving is exact
-# (far from the ends of the fp16 range), so rounding cannot differ.
+# `FullyShardedDataParallel` with the same `mixed_precision`. On two ranks, a sum is a single addition, and halving is
+# exact (far from the ends of the fp16 range), so rounding errors cannot differ.
 
 
 # %%
@@ -395,12 +396,12 @@ for name, (ours, torchs, distance) in launch(compare, RANKS)[0].items():
 # %% [markdown]
 # ### Measured: bytes at each stage
 #
-# Let p and r be the bytes per element in `param_dtype` and `reduce_dtype`. Let R, B and Ψ be the numbers of elements,
-# with padding, of the root, of the largest block and of the entire model. The prediction is:
+# Let p and r be the bytes per element in `param_dtype` and `reduce_dtype`. Let R, B and Ψ be the number of elements,
+# including padding, in the root, in the largest block and in the entire model. The predictions are:
 #
-# - at rest: (4 + 8) Ψ / N for the shards and Adam's state in fp32 (plus 4 bytes per unit for Adam's counter),
+# - between steps: (4 + 8) Ψ / N for the shards and Adam's state in fp32 (plus 4 bytes per unit for Adam's counter),
 #   **whatever the precision**;
-# - unsharded parameters: p R when the forward pass ends, p (R + B) at the peak;
+# - unsharded parameters: p R at the end of the forward pass, p (R + B) at the peak;
 # - sent: (N - 1) / N times p (2Ψ - R) in gathers and r Ψ in reductions.
 
 
@@ -474,9 +475,10 @@ plots.stages(
 
 # %% [markdown]
 # So bf16 halves unsharded parameters, unsharded gradients and the bytes sent, and almost halves the activations (logits
-# and loss are fp32). It saves nothing at rest. In this small model, the optimizer state dominates. Reducing in fp32
-# doubles the memory of the unsharded gradients and the bytes sent to reduce them, but the sum across the ranks is no
-# longer rounded to the 7 mantissa bits of bf16. On 2 ranks, that is a single rounding; on 512, there are many.
+# and loss are in fp32). It saves nothing between steps. In this small model, the optimizer state dominates. Reducing in
+# fp32 doubles the memory of the unsharded gradients and the bytes sent to reduce them, but the sum across the ranks is
+# no longer rounded to the 7 mantissa bits of bf16. On 2 ranks, there is only one rounding; on 512 ranks, there are
+# many.
 #
 # ## 9.4 fp16: all ranks step, or no rank does
 #
@@ -487,12 +489,13 @@ plots.stages(
 # gradients by S again in fp32, before the optimizer step. S is found by trial: start high; if any gradient is infinite
 # or NaN, skip the step and halve S. (After 2,000 good steps, torch doubles S again, which this lab omits. Neither torch
 # nor this lab sets a lower limit. With a NaN in the data, S would be halved forever; the run should stop instead.)
-# Clipping belongs between unscaling and the step, and needs the norm over all shards (`model.clip_grad_norm_`).
+# Gradient clipping belongs between unscaling and the step, and needs the norm over all shards
+# (`model.clip_grad_norm_`).
 #
 # With *sharding*, a rank sees only the gradients of its own shards, so an overflow in one shard is visible on only one
-# rank. What do the others do?
+# rank. How do the other ranks find out?
 #
-# Predict: the first scale is 2**24, but 2**20 is the largest scale without overflow. How many steps are skipped?
+# Predict: the initial scale is 2**24, but the largest scale without overflow is 2**20. How many steps are skipped?
 
 # %%
 predict("9.4", ..., "steps thrown away from a scale of 2**24 to one of 2**20")
@@ -591,20 +594,19 @@ print_wrapped(f"expected: steps {expected[1]}; your parameters equal ShardedGrad
 assert same
 
 # %% [markdown]
-# With the local check, rank 0 has updated its half of the model in a step that rank 1 skipped. The scales now differ:
+# With the local check, rank 0 has updated its half of the model in a step skipped by rank 1. The scales now differ:
 # rank 0 multiplies its loss by 1024, rank 1 by 512, and the reduce-scatter averages gradients with two different
-# scales. No error is raised, and neither rank can detect the mismatch. (torch has a `ShardedGradScaler` too; without
-# CUDA it switches itself off, so it is not compared here.)
+# scales. No error is raised, and neither rank can detect the mismatch. (torch's own `ShardedGradScaler` is not compared
+# here, because it disables itself without CUDA.)
 #
 # ### Measured: why scaling helps, and the cost of a bad guess
 #
-# A rank has 32 tokens here, and each contributes 1/32 of the mean loss. With 65,536 tokens per rank, that fraction
-# would be 2,048 times smaller, and so would the gradient that the backward pass propagates for each token. To reach
-# this range, the next cell divides the loss by 2,048 before scaling it. (Here the gradient of a weight, a sum over
-# tokens, shrinks as well. With a real batch of that size it would not, so less would be lost.) The cell prints the norm
-# of the difference from the fp32 gradients, relative to the norm of those gradients. Then it runs nine steps from an
-# initial scale that is far too high. In bf16, the scale can stay at 1, because the exponent of bf16 has as many bits as
-# that of fp32.
+# Here, a rank has 32 tokens, and each token contributes 1/32 of the mean loss. With 65,536 tokens per rank, that
+# fraction would be 2,048 times smaller, and so would the gradient propagated for each token. To simulate this case, the
+# next cell divides the loss by 2,048 before scaling it. (This also shrinks the gradients of weights, which are sums
+# over tokens. With a real batch of that size, they would not shrink, so less precision would be lost.) The cell prints
+# the relative error of the gradients (in the norm) compared with fp32. Then it runs nine steps with an initial scale
+# that is far too high. In bf16, the scale can stay at 1, because the exponent of bf16 has as many bits as that of fp32.
 
 
 # %% tags=["C18", "nbval-ignore-output"]
@@ -665,14 +667,14 @@ assert scales[0] == 2.0**29, f"the first guess was too high, and is halved: {sca
 assert scales[-1] == scales[-2], f"the guess was not corrected: {scales}"
 
 # %% [markdown]
-# Each halving costs an entire forward and backward pass. Infinities return whenever S has grown too large; with fp16,
+# Each halving costs an entire forward and backward pass. Overflows return whenever S has grown too large; with fp16,
 # this is a normal part of training. bf16 has replaced fp16 where the hardware supports it.
 #
 # ## 9.5 Accumulate with and without communication
 #
 # *8 minutes, medium*
 #
-# A batch that does not fit in memory is run as k *micro-batches*, whose gradients are summed. When is a gradient
+# A batch that does not fit in memory is divided into k *micro-batches*, whose gradients are summed. When is a gradient
 # reduced?
 #
 # - **with communication**: after every micro-batch. Every backward pass reduce-scatters the gradient and adds the
@@ -680,12 +682,12 @@ assert scales[-1] == scales[-2], f"the guess was not corrected: {scales}"
 # - **without communication**: inside `model.no_sync()`, each unit keeps its unsharded gradient. The first backward pass
 #   outside `no_sync` reduces the sum. Between micro-batches, a rank keeps 4Ψ bytes, as much as DDP.
 #
-# Many texts say that accumulation with communication reduces after several steps. That is wrong: it reduce-scatters in
-# **every** micro-batch. So it saves memory but sends more.
+# Many texts say that accumulation with communication reduces after several steps. This is wrong: it reduce-scatters in
+# **every** micro-batch. So it saves memory but sends more bytes.
 #
-# For k = 3 micro-batches of this lab's model with its 6 units, predict the number of reduce-scatters with
-# communication, and the bytes of gradients that each of 2 ranks keeps between micro-batches without it (the model has
-# `psi` elements including padding; an expression will do).
+# Predict for k = 3 micro-batches and this lab's model with its 6 units: with communication, how many reduce-scatters
+# are there? Without communication, how many bytes of gradients does each of 2 ranks keep between micro-batches? (The
+# model has `psi` elements including padding; your answer may be an expression.)
 
 # %%
 predict("9.5a", ..., "reduce-scatters of 3 micro-batches with communication, 6 units")
@@ -764,12 +766,12 @@ assert close
 
 # %% [markdown]
 # The number of reductions falls from kU to U; the gathers remain, because parameters are resharded after every backward
-# pass. With FULL_SHARD, the gathers are two thirds of the traffic, and the additional 4Ψ bytes are the reason why
-# `no_sync` runs out of memory. (With SHARD_GRAD_OP, parameters stay unsharded inside `no_sync`. That saves the gathers
-# as well, at a cost of another 4Ψ bytes: see `kept` in `minifsdp/fsdp/engine.py`.) minifsdp accumulates unsharded
-# gradients in `reduce_dtype`; torch leaves them in autograd's `.grad`, in `param_dtype`.
+# pass. With FULL_SHARD, the gathers are two thirds of the traffic, and jobs that use `no_sync` run out of memory
+# because of the additional 4Ψ bytes. (With SHARD_GRAD_OP, parameters stay unsharded inside `no_sync`. This saves the
+# gathers as well, at a cost of another 4Ψ bytes: see `kept` in `minifsdp/fsdp/engine.py`.) minifsdp accumulates
+# unsharded gradients in `reduce_dtype`; torch leaves them in autograd's `.grad`, in `param_dtype`.
 #
-# The next cell traces both on an emulated link (1 ms latency, 100 MB/s):
+# The next cell traces both kinds of accumulation on an emulated link (1 ms latency, 100 MB/s):
 
 
 # %% tags=["nbval-ignore-output"]
@@ -803,22 +805,22 @@ plots.timeline(
 #
 # *12 minutes, hard*
 #
-# *CPU offload* keeps the shards, their gradients and the optimizer state in host memory, and the optimizer runs there.
-# The device holds only the units that are being computed. Your function from 9.1 already moves shards *to* the device:
-# `copy_` moves as well as casts, and with `non_blocking=True` the host does not wait. (To do both at once, torch makes
-# a temporary copy of the shard on the device: `aten/src/ATen/native/cuda/Copy.cu`.) Gradients travel in the other
+# *CPU offload* keeps the shards, their gradients and the optimizer state in host memory, and the optimizer runs on the
+# CPU. The device holds only the units being computed. Your function from 9.1 already moves shards *to* the device:
+# `copy_` both moves and casts, and with `non_blocking=True`, the host does not wait. (To do both at once, torch makes a
+# temporary copy of the shard on the device: `aten/src/ATen/native/cuda/Copy.cu`.) Gradients move in the other
 # direction, which has a pitfall. The host only *starts* a copy from a GPU to pinned (page-locked) host memory. Without
 # a wait, the optimizer, which runs on the host, would read that memory before the gradient has arrived. When must the
 # host wait?
 #
 # - It must not wait immediately, because it would then block after every unit and could issue no further work.
-# - It must wait at the end of the backward pass, before the optimizer runs, and for this copy only, that is, for an
+# - It must wait at the end of the backward pass, before the optimizer runs, and only for this copy, that is, for an
 #   *event* recorded after the copy. (torch waits once, for all work on the stream: `_post_backward_final_callback` in
 #   `_runtime_utils.py`.)
 #
-# The new gradient is added to the existing one. torch's FSDP overwrites the existing one (`_offload_grad` in
-# `torch/distributed/fsdp/_runtime_utils.py` copies into `_cpu_grad`), which is why the documentation of the class rules
-# out accumulation outside `no_sync()`.
+# The new gradient is added to the existing gradient. torch's FSDP overwrites the existing gradient (`_offload_grad` in
+# `torch/distributed/fsdp/_runtime_utils.py` copies into `_cpu_grad`); therefore, its documentation rules out
+# accumulation outside `no_sync()`.
 #
 # Predict: between steps, after `zero_grad`, how many bytes of parameters and Adam's state does a *device*
 # hold with offload?
@@ -881,8 +883,8 @@ def offloaded(unit: type[FlatUnit] = HostUnit) -> FullyShardedDataParallel:
 # %% [markdown]
 # ### Counted: bytes on the device with and without offload
 #
-# On a GPU, `tensor.device` shows where a tensor is. On a CPU, the two memories are the same, so the lab keeps its own
-# count. The engine's buffers (`device.empty`) count as device memory, and tensors returned by `device.copy_to_host`
+# On a GPU, `tensor.device` shows where a tensor is. On a CPU, host and device memory are the same, so the lab keeps its
+# own count. The engine's buffers (`device.empty`) count as device memory, and tensors returned by `device.copy_to_host`
 # count as host memory. Gradients and Adam's state are counted where their shards are.
 
 
@@ -960,19 +962,19 @@ for name, stages in on_device.items():
 outcome("9.6", sum(on_device["offloaded"]["between steps"].values()), slips={"the shards alone": shard})
 
 # %% [markdown]
-# All of the model state is in host memory, 16Ψ / N bytes including the gradients. The price is the transfer over the
-# bus, and an optimizer that runs at host speed. In every step, 4Ψ / N bytes go to the device twice (those of the root
-# only once), and 4Ψ / N bytes come back. A run on the CPU alone cannot measure how long that takes.
+# All of the model state is in host memory, 16Ψ / N bytes including the gradients. The cost is the transfer over the
+# bus, and an optimizer that runs at CPU speed. In every step, 4Ψ / N bytes are copied to the device twice (those of the
+# root only once), and 4Ψ / N bytes are copied back. A run on the CPU alone cannot measure these transfer times.
 #
 # ### Measured: the same gradient, even when accumulated
 #
-# Offload changes the location of tensors, not their values. The next cell runs two micro-batches with communication,
-# and compares your offloaded unit with that of minifsdp and with a unit that is not offloaded. torch's FSDP is left out
-# because its offload fails at `pin_memory` without a CUDA device.
+# Offload changes where tensors are, not their values. The next cell runs two micro-batches with communication, and
+# compares your offloaded unit with minifsdp's and with a unit without offload. torch's FSDP is omitted because its
+# offload fails in `pin_memory` without a CUDA device.
 #
 # ### Break it: overwrite the gradient
 #
-# The same cell also runs a unit that overwrites the gradient, as torch's does.
+# The same cell also runs a unit that overwrites the gradient, as torch does.
 
 
 # %%
@@ -1014,9 +1016,9 @@ assert half
 
 # %% [markdown]
 # There is no error: each step uses only the gradient of its last micro-batch, and the others have no effect. A
-# comparison like this one reveals the mistake. The other way to break this exercise, omitting the wait for the copy,
-# cannot be shown on a CPU, where a copy is complete when the call returns. On a GPU, the optimizer would read whatever
-# was in the pinned memory before.
+# comparison like this one reveals the mistake. Another mistake, omitting the wait for the copy, cannot be shown on a
+# CPU, where a copy is complete when the call returns. On a GPU, the optimizer would read the previous contents of the
+# pinned memory.
 #
 # ### Break it: sum in bf16
 #
@@ -1033,15 +1035,15 @@ print(f"1 + 64/512: in fp32 {shard.grad.item():.4f}, in bf16 {in_bf16.item():.4f
 assert shard.grad.item() == 1.125
 
 # %% [markdown]
-# This is the lost update again. Sums of many small terms need fp32. This holds for weights, accumulated gradients, the
-# moments of the optimizer and, with many ranks, the reduction.
+# This is the lost update again. Sums of many small terms need fp32: weights, accumulated gradients, the moments of the
+# optimizer and, with many ranks, the reduction.
 #
 # ## What is still missing
 #
-# Buffers (such as running means) have a dtype of their own, `buffer_dtype`; the inputs of a module are also cast;
-# modules such as BatchNorm are better left in fp32 (`_module_classes_to_ignore`). `param_dtype` casts everything in a
-# unit, including norms, whereas `torch.autocast` keeps norms, softmax and losses in fp32. minifsdp implements all of
-# this in `fsdp/torch_api` (`mixed_precision.py`, `exempt.py`). Ignored modules and equal initial values on all ranks
+# Buffers (such as running means) have a separate dtype, `buffer_dtype`; the inputs of a module are also cast; modules
+# such as BatchNorm should stay in fp32 (`_module_classes_to_ignore`). `param_dtype` casts everything in a unit,
+# including norms, whereas `torch.autocast` keeps norms, softmax and losses in fp32. minifsdp implements all of this in
+# `fsdp/torch_api` (`mixed_precision.py`, `exempt.py`). Ignored modules and equal initial values on all ranks
 # (`sync_module_states`) are part of construction, in lab 10a.
 #
 # ## What to remember
@@ -1062,7 +1064,7 @@ assert shard.grad.item() == 1.125
 #
 # <details><summary>Answer</summary>
 #
-# The shards take the dtype of the parameters, bf16. There are no master weights, Adam's state is bf16 as well, and
+# The shards have the dtype of the parameters, bf16. There are no master weights, Adam's state is in bf16 as well, and
 # small updates are lost. Wrap an fp32 model and pass `MixedPrecision(param_dtype=torch.bfloat16)`.
 # </details>
 #
@@ -1079,16 +1081,16 @@ assert shard.grad.item() == 1.125
 # <details><summary>Answer</summary>
 #
 # Yes, every replica reaches the same conclusion: after the all-reduce, all ranks hold the same gradients, so an
-# infinity on one rank appears in the mean on every rank. Only when gradients are sharded does each rank see just some
-# of them.
+# infinity on one rank appears in the mean on every rank. Only with sharded gradients does each rank see just a part of
+# them.
 # </details>
 #
 # **4. With FULL_SHARD on 64 ranks, each rank has room for 2 more bytes per parameter. Is that enough for `no_sync`?**
 #
 # <details><summary>Answer</summary>
 #
-# It is not enough with gradients in fp32, which take 4Ψ bytes unsharded. With `reduce_dtype=bfloat16`, there would be
-# just enough room, but sums of micro-batches in bf16 lose small terms.
+# It is not enough for unsharded fp32 gradients, which take 4Ψ bytes. With `reduce_dtype=bfloat16`, there would be just
+# enough room, but sums of micro-batches in bf16 lose small terms.
 # </details>
 #
 # **5. Suppose the host does not wait for the copies of 9.6. Which unit's gradient is most likely to be read too
@@ -1096,9 +1098,9 @@ assert shard.grad.item() == 1.125
 #
 # <details><summary>Answer</summary>
 #
-# It is the gradient of the root: the backward pass ends with the root, so the copy of its gradient starts last, and the
-# optimizer follows immediately, starting with the parameters of the root. A large root takes longer to copy. The race
-# does not occur in every step, which makes it hard to find.
+# The root's gradient is the most likely: the backward pass ends with the root, so the copy of its gradient starts last,
+# and the optimizer follows immediately, starting with the parameters of the root. A large root takes longer to copy.
+# The race does not occur in every step, which makes it hard to find.
 # </details>
 #
 # ## Further reading

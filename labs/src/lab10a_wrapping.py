@@ -10,11 +10,11 @@
 # %% [markdown]
 # # Lab 10a: wrapping and initialization
 #
-# The engine of labs 05 to 09 works with any choice of units. In this lab you choose the units, and build a model that
-# is too large for a single rank. Both happen in the few lines that wrap the model, before the first step. Those lines
-# are also the cause of some common complaints about FSDP: "memory is hardly lower", "the loss starts at NaN", "it does
-# not train". At the end, you turn a DDP script for a Llama from `transformers` into an FSDP script and count the
-# changes.
+# The engine of labs 05 to 09 works with any choice of units. In this lab, you choose the units, and build a model that
+# is too large for a single rank. Both tasks take only the few lines that wrap the model before the first step. Those
+# lines are also the cause of some common complaints about FSDP: "memory is hardly lower", "the loss starts at NaN", "it
+# does not train". At the end, you turn a DDP script for a Llama model from `transformers` into an FSDP script and count
+# the changes.
 #
 # ![Memory of a rank while a model is built: all of it together, and unit by unit from
 # meta](../slides/figures/practice-construction.svg)
@@ -26,7 +26,7 @@
 # - read and write a wrapping policy, and compute its cost in collectives and bytes from the list of units;
 # - build a model on the `meta` device and materialize it unit by unit, so that memory peaks at the shards plus one
 #   unit;
-# - reproduce the values of an eagerly built model, whatever the units and the number of ranks;
+# - reproduce the initial values of an eagerly built model, whatever the units and the number of ranks;
 # - turn a DDP script into an FSDP script, and name the mistakes that raise no error.
 #
 # **You need** lab 04 (flat parameter, units) and lab 05 (when each unit is gathered).
@@ -147,11 +147,11 @@ print(f"model state at its peak: DDP {ddp_peak:,} bytes, FSDP(model) {wrapped_pe
 print_wrapped(f"describe: {' '.join(warned)}")
 
 # %% [markdown]
-# Wrapping alone shards the parameters at rest and the optimizer state, which together take 12 / N bytes per element. At
-# the peak, however, all parameters and all gradients are unsharded, which takes another 8 bytes per element, regardless
-# of N. (DDP takes 16 bytes per element in total.) The reason is that the model is *one unit*: it is gathered before the
-# first layer runs and freed at the very end of the backward pass. `minifsdp.course.describe(model)` warns about this
-# before the first step. The model needs a **wrapping policy**.
+# Wrapping alone shards the optimizer state and, between steps, the parameters, which together take 12 / N bytes per
+# element. At the peak, however, all parameters and all gradients are unsharded, which takes another 8 bytes per
+# element, regardless of N. (DDP takes 16 bytes per element in total.) The reason is that the model is *one unit*: it is
+# gathered before the first layer runs and freed at the end of the backward pass. `minifsdp.course.describe(model)`
+# warns about this before the first step. The model needs a **wrapping policy**.
 #
 # ## 10a.1 A policy by size
 #
@@ -162,11 +162,11 @@ print_wrapped(f"describe: {' '.join(warned)}")
 # - on the way down, with `recurse=True`: *should the walk enter this module?*
 # - on the way up, if the module was entered, with `recurse=False`: *should this module be a unit?*
 #
-# `nonwrapped_numel` is the number of parameter elements in the module: on the way down, all of them; on the way up,
-# only those outside the units already made inside it. The simplest policy looks only at sizes: a module becomes a unit
-# if it has at least `least` elements left. Two kinds of class are exempt. `nn.MultiheadAttention` uses its children's
-# weights without calling the children, so no module inside it may be a unit. `nn.ModuleList` and `nn.ModuleDict` are
-# never called themselves, so such a unit would never be gathered; their children may be units.
+# `nonwrapped_numel` is the number of parameter elements in the module: on the way down, all elements; on the way up,
+# only those outside its inner units. The simplest policy depends only on sizes: a module becomes a unit if it has at
+# least `least` remaining elements. Two kinds of class are exempt. `nn.MultiheadAttention` uses its children's weights
+# without calling the children, so no module inside it may be a unit. `nn.ModuleList` and `nn.ModuleDict` are never
+# called themselves, so such a unit would never be gathered; their children may be units.
 
 # %%
 SIZES = {name: sum(p.numel() for p in m.parameters()) for name, m in gpt().named_modules() if name}
@@ -224,11 +224,11 @@ outcome("10a.1", 1 + len(units), how="computed", slips=slips)
 
 # %% [markdown]
 # With torch's default of a hundred million elements, a small model is a single unit, the root. With 100,000, the
-# `ModuleList` would be the only other unit if it were not exempt. With 16,000, `up` is a unit and `down` is not: the
-# size of a bias makes the difference. Size alone does not show which modules run together.
+# `ModuleList` would be the only other unit if it were not exempt. With 16,000, `up` is a unit and `down` is not, only
+# because of the size of a bias. Size alone does not show which modules run together.
 #
-# torch has the same policy, `size_based_auto_wrap_policy`. When torch's own wrapping uses your policy, it must select
-# the same modules.
+# torch has the same policy, `size_based_auto_wrap_policy`. With your policy, torch's own wrapping must select the same
+# modules.
 
 # %%
 from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy
@@ -251,13 +251,13 @@ for least in (100_000, 60_000, 30_000, 16_000):
 #
 # *15 minutes, hard*
 #
-# Write the walk that applies a policy to a tree of modules. The order matters. Inner modules come first, and the unit
-# of an outer module gets the remaining parameters. A module may also appear in two places in the tree (layers that
-# share all their weights, as in ALBERT). It then becomes a single unit that appears in both places.
+# Write the walk that applies a policy to a tree of modules. The order matters. Inner modules come first, and the
+# unit of an outer module gets the remaining parameters. A module may also appear twice in the tree (layers that share
+# all their weights, as in ALBERT). It then becomes a single unit that appears twice.
 #
 # Consider a step with U units, including the root. Each unit runs once and has trainable parameters. How many
 # collectives does a rank issue? As in lab 05, the root is gathered once, every other unit is gathered twice, and each
-# unit is reduced once. Predict the number for a policy that makes each *block* a unit.
+# unit is reduced once. Predict the number of collectives for a policy that makes each *block* a unit.
 
 # %%
 predict("10a.2", ..., "collectives of one step, each of the 6 blocks a unit")
@@ -292,8 +292,8 @@ def wrap_where(module: nn.Module, policy: Callable[..., bool], wrap: Callable[[n
 
 
 # %% [markdown]
-# With your walk and your policy, FSDP takes 40 lines. `Sharded` wraps a module as a unit. `lab_fsdp` wraps each module
-# that the policy selects. The engine, the flat parameter and the unit are those of minifsdp, from labs 04 and 05.
+# With your walk and your policy, FSDP takes 40 lines. `Sharded` wraps a module as a unit. `lab_fsdp` wraps each
+# module selected by the policy. The engine, the flat parameter and the unit are minifsdp's, known from labs 04 and 05.
 # `fill` writes the initial values into the flat buffer. For now, it copies the values of the module.
 
 
@@ -374,9 +374,9 @@ POLICIES = {
 # ### Measured: units, collectives and peak memory of five policies
 #
 # The prediction needs only the list of units. There are 3 U - 1 collectives. The unsharded parameters are those of the
-# root, which stays unsharded, of the unit being computed, and of the units that enclose it (under the size-based
-# policy, `up` is inside a unit that consists of the remainder of its block). Count each in padded bytes. (Prefetch, lab
-# 07, would add the unit that runs next.)
+# root, which stays unsharded, of the unit being computed, and of its enclosing units (with the size-based policy, `up`
+# is inside a unit with the rest of its block). Count each in bytes, including padding. (Prefetch, lab 07, would add the
+# next unit.)
 
 
 # %% tags=["C20"]
@@ -445,7 +445,8 @@ plots.stages(
 
 # %% [markdown]
 # Small units save memory but need more collectives. Making every Linear a unit costs time, because each collective has
-# a latency, whatever its size (lab 01). The next cell measures this on an emulated link with 1 ms latency and 100 MB/s:
+# a latency, whatever its size (lab 01). The next cell measures this cost on an emulated link with 1 ms latency and 100
+# MB/s:
 
 
 # %% tags=["nbval-ignore-output"]
@@ -481,16 +482,15 @@ plots.timeline(
 )
 
 # %% [markdown]
-# A collective costs its latency and some work on the host (on a CPU that also does the computing, this work is the
-# larger cost). A single unit is the fastest, and it is the right choice for a model that fits in memory unsharded.
-# Otherwise, a transformer block is the usual unit: all its layers run one after the other, all blocks have the same
-# size, and their collectives are large. Overlap and prefetch (labs 06 and 07) hide as many collectives as the compute
-# can cover.
+# Each collective costs its latency and some host time (if the CPU also computes the model, the host time is the larger
+# cost). A single unit is the fastest choice, and the right one for a model that fits in memory unsharded. Otherwise, a
+# transformer block is the usual unit: its layers run one after the other, all blocks have the same size, and their
+# collectives are large. Overlap and prefetch (labs 06 and 07) hide as much communication as the compute time allows.
 #
 # ### Measured: a unit is not a pipeline stage
 #
-# Six blocks in three pairs make four units, including the root. The figure is drawn from the wrapped model. Each rank
-# also records the blocks that it runs, which are all of them, as in lab 04.
+# Six blocks in three pairs result in four units, including the root. The figure shows the wrapped model. Each rank also
+# records which blocks it runs: as in lab 04, it runs all of them.
 
 
 # %% tags=["C9"]
@@ -540,8 +540,8 @@ plots.units(
 # ### Break it: the tied head
 #
 # Many language models use one matrix twice: as the embedding and as the head. In two separate units, the matrix would
-# be sharded twice, and its two gradients would never be added. Two harmless-looking policies make this mistake on the
-# tied GPT:
+# be sharded twice, and its two gradients would never be added. Two seemingly harmless policies cause this mistake with
+# the tied GPT:
 
 # %% tags=["C9"]
 for name in ("every Linear", "by size"):
@@ -555,8 +555,8 @@ for name in ("every Linear", "by size"):
 
 # %% [markdown]
 # The message gives both names and the fix. (torch's FSDP1 shards the matrix twice without a warning, and trains two
-# copies that drift apart.) With the policy `{Block}`, both places stay in the root, and training is correct. The root
-# may then be large: with a large vocabulary, the root with its embedding *is* the largest unit of all.
+# diverging copies.) With the policy `{Block}`, both uses of the matrix stay in the root unit, and training is correct.
+# The root may then be large: with a large vocabulary, the root with its embedding *is* the largest unit.
 #
 # ### Break it: one module with a different dtype
 #
@@ -587,31 +587,31 @@ for classes in ((Block,), (Block, nn.LayerNorm)):
         print_wrapped(f"{{{names}}}: {error}")
 
 # %% [markdown]
-# If only a few modules differ, such as an adapter, give them units of their own. Thirteen norms would become thirteen
-# small units with three collectives each, making 59 per step instead of 20. In that case it is better to store
-# everything in one dtype and compute in a different one with `MixedPrecision` (lab 09).
+# If only a few modules have another dtype, such as an adapter, put them into separate units. Thirteen norms would
+# become thirteen small units with three collectives each, for a total of 59 collectives per step instead of 20. In this
+# case, it is better to store everything in one dtype and compute in another one with `MixedPrecision` (lab 09).
 #
-# ## 10a.3 One unit from meta
+# ## 10a.3 Materialize one unit from meta
 #
 # *12 minutes, medium*
 #
-# So far each rank has built the full model and then sharded it. That fails if the model is too large for one rank.
+# So far, each rank has built the full model and then sharded it. This fails if the model is too large for one rank.
 # **Deferred initialization** (FSDP paper, section 3.1) builds the model on the `meta` device, where a tensor has a
-# shape but no storage. Then it takes one unit at a time, allocates memory for it, initializes it, keeps a shard and
-# frees the rest.
+# shape but no storage. It then materializes one unit at a time: it allocates memory for the unit, initializes it, keeps
+# a shard and frees the rest.
 #
-# By torch's convention, a module with parameters of its own has a method `reset_parameters()` that writes *these*
-# parameters in place, but not its children's. Your function does not need to allocate any memory: `FlatParameter`
-# allocates its buffer, provides a view for each parameter, and copies the shard out of the buffer. Your function fills
-# the views.
+# By torch's convention, a module that owns parameters directly has a method `reset_parameters()`, which initializes its
+# own parameters in place, but not those of its children. Your function does not need to allocate any memory:
+# `FlatParameter` allocates its buffer, provides a view for each parameter, and copies the shard out of the buffer. Your
+# function fills the views.
 #
-# Unwritten memory is a pitfall: it contains arbitrary values. No initialization writes NaN on purpose, so fill the
+# Uninitialized memory is a pitfall: it contains arbitrary values. No initializer writes NaN intentionally, so fill the
 # memory with NaN first, and check for NaN afterwards.
 #
 # The model's parameters take 4Ψ = 1,297,820 bytes. Predict the peak on one of 2 ranks while it shards the model block
-# by block, with the root last. While it shards a unit, the rank holds that unit unsharded and all shards made so far,
-# including the shard of that unit. (A block has 48,447 elements, the root 33,773; for two ranks a flat parameter is
-# padded to an even number.)
+# by block, with the root last. While the rank shards a unit, it holds that unit unsharded and all shards created so
+# far, including the shard of that unit. (A block has 48,447 elements, the root 33,773; for two ranks a flat parameter
+# is padded to an even number.)
 
 # %%
 predict("10a.3", ..., "bytes at the peak of construction from meta, blocks as units, 2 ranks")
@@ -642,8 +642,8 @@ def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
 # %% [markdown]
 # ### Measured: shards plus one unit at the peak
 #
-# The ledger records three constructions, each from before the model is built until the last shard exists: eager, from
-# meta with your function, and torch's FSDP from meta.
+# The ledger records the construction of the model, up to the last shard, in three ways: eagerly, from meta with your
+# function, and from meta with torch's FSDP.
 
 
 # %% tags=["C19"]
@@ -737,14 +737,15 @@ plots.curve(
 )
 
 # %% [markdown]
-# torch holds one unit in memory twice: it materializes the modules and then copies them into a flat buffer
+# torch briefly holds two copies of a unit: it materializes the modules and then copies them into a flat buffer
 # (`_materialize_meta_module` in `torch/distributed/fsdp/_init_utils.py`). minifsdp initializes in the flat buffer, as
 # your function does.
 #
 # ### Break it: reset_parameters differs from your model's own initialization
 #
-# A model built from meta may differ from the eager one. The course's GPT draws small embeddings, `std=0.02`, in *its
-# own* constructor. On meta the constructor writes nothing, and `nn.Embedding.reset_parameters` runs afterwards:
+# A model built from meta may differ from an eagerly built model. The course's GPT initializes its embeddings with small
+# random values, `std=0.02`, in *its own* constructor. On meta, the constructor has no effect, and
+# `nn.Embedding.reset_parameters` runs afterwards:
 
 
 # %%
@@ -761,9 +762,9 @@ print(f"standard deviation of the embedding: eager {both[0]:.2f}, from meta {bot
 assert both[1] > 10 * both[0]
 
 # %% [markdown]
-# The embedding is fifty times too large, and there is neither an error nor a NaN. Models from `transformers` have no
-# `reset_parameters` in their own layers at all; they are initialized in `_init_weights(module)`. `param_init_fn` covers
-# both cases.
+# The values of the embedding are fifty times too large, and there is neither an error nor a NaN. The custom layers of
+# models from `transformers` have no `reset_parameters`; they are initialized in `_init_weights(module)`.
+# `param_init_fn` covers both cases.
 #
 # ## 10a.4 A param_init_fn whose values do not depend on the wrapping
 #
@@ -771,20 +772,21 @@ assert both[1] > 10 * both[0]
 #
 # If any tensor of a unit is on meta, `FullyShardedDataParallel(..., param_init_fn=f)` calls `f(module)` instead of
 # `reset_parameters()` for each module of the unit. `f` must allocate the module's own tensors with
-# `module.to_empty(device=..., recurse=False)` and write their values.
+# `module.to_empty(device=..., recurse=False)` and initialize them.
 #
-# Buffers are on meta too, but they are not in the flat parameter, and those with `persistent=False` are not in any
-# checkpoint either. The RoPE frequencies of a Llama, `inv_freq`, are one such buffer. The constructor computes them,
-# which has no effect on meta, so the initializer must compute them again (`_init_weights` of transformers 5 does).
+# Buffers are also on meta, but they are not part of the flat parameter, and those with `persistent=False` are not in
+# any checkpoint either. The RoPE frequencies of a Llama model, `inv_freq`, are one such buffer. The constructor
+# computes them, which has no effect on meta, so the initializer must compute them again (as `_init_weights` in
+# transformers 5 does).
 #
-# There is one more catch. Eager code draws all values from one generator, in the order of construction. When a model is
-# initialized from meta, the order is that of the units, innermost first, and one extra draw on a rank shifts all its
-# later values. Each module therefore gets its own seed, derived from its name, so that the policy, the number of ranks
-# and the order make no difference. (Python's `hash()` of a string differs from process to process;
-# `crc32(name.encode())` does not.)
+# There is another pitfall. Eager code draws all random numbers from one generator, in the order of construction. With
+# initialization from meta, the order is that of the units, innermost first, and one additional draw on a rank shifts
+# all its later values. Therefore, each module gets its own seed, derived from its name, so that the values do not
+# depend on the policy, the number of ranks or the order. (Python's `hash()` of a string differs from process to
+# process; `crc32(name.encode())` does not.)
 #
-# `to_empty` allocates separate memory, without padding, whose contents are then copied into the flat buffer. What is
-# the peak now, in the setting of 10a.3?
+# `to_empty` allocates separate memory, without padding, whose contents are then copied into the flat buffer. Predict:
+# what is the peak now, in the setting of 10a.3?
 
 # %%
 predict("10a.4", ..., "bytes at the peak of construction with a param_init_fn, blocks as units, 2 ranks")
@@ -916,19 +918,20 @@ assert "sharded" in said[1]
 
 # %% [markdown]
 # The seeds have two consequences. First, after construction, torch's generator is in the same state on every rank, so
-# dropout would be the same everywhere: reseed with the rank, or seed the initializer inside `torch.random.fork_rng()`.
-# Second, the values equal an eager model's only on the same kind of device: CPU and CUDA draw different numbers from
-# the same seed.
+# all ranks would use the same dropout masks: reseed with the rank, or seed the initializer inside
+# `torch.random.fork_rng()`. Second, the values equal those of an eager model only on the same kind of device: CPU and
+# CUDA generate different numbers from the same seed.
 #
-# The last line of the output shows a limit of deferred initialization that the paper mentions: an initializer sees only
-# one unit. Here the embedding is a unit of its own, and is already sharded when the head is initialized. There are two
-# solutions. Put both into one unit, or initialize such modules after wrapping, inside
+# The last line of the output shows a limit of deferred initialization, also mentioned in the paper: an initializer sees
+# only one unit. Here, the embedding is a separate unit, and is already sharded when the head is initialized. There are
+# two solutions: put both into one unit, or initialize such modules after wrapping, inside
 # `FullyShardedDataParallel.summon_full_params(model)`, which gathers the full model and writes the changes back.
 #
-# (There is a third recipe: rank 0 builds the model eagerly, the others build it on meta, and `sync_module_states=True`
-# sends them the values of each unit. Rank 0 then has the full model in memory. External checkpoints are often loaded
-# this way. In minifsdp, the meta ranks need no `param_init_fn`. torch's FSDP1 calls `reset_parameters` on meta ranks
-# even then, so in torch they need `param_init_fn=lambda module: module.to_empty(device=device, recurse=False)`.)
+# (A third way to initialize a model: rank 0 builds it eagerly, the others build it on meta, and
+# `sync_module_states=True` broadcasts the values of each unit. Rank 0 then has the full model in memory. External
+# checkpoints are often loaded this way. In minifsdp, the meta ranks need no `param_init_fn`. torch's FSDP1 calls
+# `reset_parameters` on meta ranks even then, so in torch they need
+# `param_init_fn=lambda module: module.to_empty(device=device, recurse=False)`.)
 #
 # ## 10a.5 From DDP to FSDP
 #
@@ -939,12 +942,12 @@ assert "sharded" in said[1]
 #     model = DistributedDataParallel(build().to(device))
 #     optimizer = AdamW(model.parameters(), lr=1e-3)
 #
-# Write their replacement. The lab then uses your function in a script that trains a small Llama from `transformers`,
-# whose head is tied to its embedding. (In minifsdp `auto_wrap_policy` also accepts a set of classes; torch requires a
-# `ModuleWrapPolicy` around it. `device_id` is the device for compute and shards.)
+# Write a function that replaces these two lines. The lab then uses your function in a script that trains a small Llama
+# model from `transformers`, whose head is tied to its embedding. (In minifsdp `auto_wrap_policy` also accepts a set of
+# classes; torch requires a `ModuleWrapPolicy` around it. `device_id` is the device for compute and shards.)
 #
-# First predict: how many elements does the optimizer on each of 2 ranks update if the model has 158,112 elements and
-# needs no padding?
+# Predict: how many elements does the optimizer on each of 2 ranks update if the model has 158,112 elements and needs no
+# padding?
 
 # %%
 predict("10a.5", ..., "elements that one rank's optimizer updates, 158,112 in the model, 2 ranks")
@@ -976,8 +979,8 @@ def shard_script(
 # %% [markdown]
 # ### Measured: the changes required
 #
-# Each rank has to import `transformers`, so a single launch runs everything: the DDP script, your script, and versions
-# of your script that each leave out one change.
+# Importing `transformers` on each rank takes time, so a single launch runs everything: the DDP script, your script, and
+# variants of your script that each omit one change.
 
 
 # %%
@@ -1157,26 +1160,27 @@ assert of["generates"]
 assert of["keys"]
 
 # %% [markdown]
-# Under torch's FSDP1, five of these raise no error when you forget them. Forgetting to *build on meta* costs only
-# memory, and *tied weights* in separate units drift apart (see above). The other three are:
+# With torch's FSDP1, forgetting any of the following five changes raises no error. Without *building on meta*, only
+# memory is lost, and *tied weights* in separate units diverge (see above). The other three are:
 #
 # - **No policy**: the model trains, but holds all its parameters and gradients unsharded at the
 #   peak, regardless of N.
 # - **An optimizer built before wrapping** holds the old parameters, which the model no longer uses. They get no
-#   gradient, so the optimizer skips them, and the parameters in use never change. The optimizer also keeps the old
+#   gradient, so the optimizer skips them, and the model's parameters never change. The optimizer also keeps the old
 #   parameters in memory. (With `use_orig_params=True`, torch keeps the original Parameters, and the model trains.
 #   minifsdp checks at each `step()` that the model still uses the optimizer's parameters.)
 # - **`torch.nn.utils.clip_grad_norm_`** sees only this rank's shards, so each rank computes the norm of *different
-#   elements*. Each rank scales its shards by its own factor, which changes the direction of the gradient as well as its
-#   length. The squares of these norms add up to the square of the true norm. The model's own `clip_grad_norm_` computes
-#   the true norm with one all-reduce.
+#   elements*. Each rank scales its shards by a different factor, which changes the direction of the gradient as well as
+#   its length. The squares of these norms add up to the square of the true norm. The model's own `clip_grad_norm_`
+#   computes the true norm with one all-reduce.
 #
-# `generate()` is not `forward`, so it does not gather the root. Inside `summon_full_params` it works, and returns the
+# `generate()` is not `forward`, so it does not gather the root. Inside `summon_full_params`, it works, and returns the
 # same tokens as the plain model. `register_fsdp_forward_method(model, "generate")` makes it gather units as a forward
-# pass does (torch has this for FSDP2 only). The checkpoint, the second change in the quotation above, needs work too:
-# `model.state_dict()` uses the names of the plain model, and gathers the full model on every rank. Lab 10b avoids this.
+# pass does (torch has this for FSDP2 only). The checkpoint, the second change in the quotation above, also needs work:
+# `model.state_dict()` uses the names of the plain model, and gathers the full model on every rank. Lab 10b avoids this
+# gather.
 #
-# torch's FSDP2, `fully_shard(module)`, is called explicitly, on each block and finally on the model, and shards each
+# In torch's FSDP2, you call `fully_shard(module)` explicitly, on each block and finally on the model; it shards each
 # parameter separately. A model on meta is sharded first; then `model.to_empty(device=...)` allocates only the shards,
 # which are initialized afterwards. `torch.nn.utils.clip_grad_norm_` is correct under FSDP2; the optimizer must still be
 # built last.
@@ -1198,8 +1202,8 @@ plots.stages(
 # %% [markdown]
 # ## What is still missing
 #
-# The model trains. Its parameters and the optimizer state are in N shards of 7 flat parameters. A checkpoint should not
-# depend on N, and should not need the full model in the memory of one device. **Lab 10b** builds such a checkpoint.
+# The model trains. Its parameters and the optimizer state are N shards of 7 flat parameters. A checkpoint should not
+# depend on N, and should not require the full model in the memory of one device. **Lab 10b** builds such a checkpoint.
 #
 # ## What to remember
 #
@@ -1210,9 +1214,9 @@ plots.stages(
 #    the usual choice; tied parameters must stay in one unit.
 # 3. When a model is built from meta, unit by unit, memory peaks at the shards plus one unit if values are written in
 #    the flat buffer, and at the shards plus two units with a `param_init_fn` or in torch.
-# 4. `reset_parameters` writes a module's own parameters, never those of its children. Any other initialization, such as
-#    one in a constructor, needs a `param_init_fn`, seeded so that order and ranks do not matter. The `param_init_fn`
-#    must also write the buffers.
+# 4. `reset_parameters` initializes a module's own parameters, never those of its children. Any other initialization,
+#    for example in a constructor, needs a `param_init_fn`, seeded so that order and ranks do not matter. The
+#    `param_init_fn` must also initialize the buffers.
 # 5. Moving from DDP to FSDP takes these changes: the wrap, the policy, building on meta, initialization, the optimizer
 #    *after* wrapping, the model's own clipping, and the checkpoint. Methods other than `forward` need extra care.
 #
@@ -1223,9 +1227,10 @@ plots.stages(
 #
 # <details><summary>Answer</summary>
 #
-# The root determines it. The root holds the embedding and is unsharded from the start of the forward pass to the end of
-# the backward pass. Its gradient is also unsharded during the backward pass. Unsharded parameters peak at 4 + 1 blocks,
-# or 4 + 2 with prefetch. If they were not tied, the embedding and the head could be units of their own.
+# The root determines the peak. It holds the embedding and is unsharded from the start of the forward pass to the end of
+# the backward pass. Its gradient is also unsharded during the backward pass. At the peak, the unsharded parameters are
+# as large as 4 + 1 blocks, or 4 + 2 blocks with prefetch. Without weight tying, the embedding and the head could be
+# separate units.
 # </details>
 #
 # **2. Why does the walk wrap the innermost modules first?**
@@ -1233,32 +1238,31 @@ plots.stages(
 # <details><summary>Answer</summary>
 #
 # A unit's flat parameter holds the parameters outside its inner units. If outer modules came first, an outer unit would
-# take everything and leave nothing for the inner ones.
+# take all parameters and leave none for the inner units.
 # </details>
 #
 # **3. Why must `reset_parameters` not recurse into wrapped children?**
 #
 # <details><summary>Answer</summary>
 #
-# The children are already sharded, and their unsharded parameters are gone. Even if they were not, they would be
-# initialized twice, and a parent that draws numbers for its children would draw different ones under a different
-# wrapping.
+# The children are already sharded, and their unsharded parameters have been freed. Even otherwise, the children would
+# be initialized twice, and the random numbers that a parent draws for its children would depend on the wrapping.
 # </details>
 #
 # **4. What does `sync_module_states=True` cost, and what does it achieve, if every rank builds the model from meta?**
 #
 # <details><summary>Answer</summary>
 #
-# It costs a broadcast of every unit, and makes the values equal on all ranks without seeds. Otherwise every rank keeps
-# its shard of *its own* draw, and the model is assembled from shards of different random models.
+# It costs a broadcast of every unit, and makes the values equal on all ranks without seeds. Otherwise, every rank keeps
+# a shard of *its own* random model, and the resulting model consists of shards of different random models.
 # </details>
 #
-# **5. With 4 ranks instead of 2, which numbers in the policy table change?**
+# **5. Which numbers in the policy table change with 4 ranks instead of 2?**
 #
 # <details><summary>Answer</summary>
 #
 # The number of collectives and the peak of unsharded parameters stay the same, apart from padding. The shards change:
-# the parameters at rest, the gradients and the optimizer state take half as many bytes.
+# the parameters between steps, the gradients and the optimizer state take half as many bytes.
 # </details>
 #
 # ## Further reading

@@ -11,9 +11,9 @@
 # # Lab 10b: checkpoints, frozen parameters, recomputation
 #
 # Once you have trained a sharded model, you may want to save it, continue on more GPUs, run it in a program without
-# FSDP, or fine-tune one per cent of its parameters. Yet no rank holds the parameters of the plain model. In this lab
-# you save and load the parameters and the optimizer state, safely even if the power fails. Then you save memory in two
-# more ways: by freezing parameters and by recomputing activations.
+# FSDP, or fine-tune one per cent of its parameters. Yet no rank holds the parameters of the plain model. In this lab,
+# you save and load the parameters and the optimizer state, so that even a power failure does no harm. Then you reduce
+# memory in two more ways: by freezing parameters and by recomputing activations.
 #
 # ![Rows of a sharded checkpoint, written by one number of ranks and read by
 # another](../slides/figures/practice-rows.svg)
@@ -23,7 +23,7 @@
 # **Afterwards you can**
 #
 # - collect a full state dict while unsharding only one unit at a time, and explain why every rank must take part;
-# - split tensors so that a checkpoint saved by any number of ranks can be loaded by any other number;
+# - split tensors so that a checkpoint saved on any number of ranks can be loaded on any other number;
 # - store optimizer state under parameter names, and commit a checkpoint so that it is either complete or absent;
 # - compute the cost of a frozen parameter inside a flat parameter, and choose units that avoid it;
 # - place an activation checkpoint so that it costs no extra all-gather, and say which memory it does not save.
@@ -97,7 +97,7 @@ class Disk(Protocol):
 # %% [markdown]
 # ## What a rank holds after training
 #
-# The next cell trains a GPT with one unit per block for two steps on two ranks. What does each rank hold afterwards?
+# The next cell trains a GPT, with one unit per block, for two steps on two ranks. What does each rank hold afterwards?
 
 # %%
 import io
@@ -136,7 +136,7 @@ PSI = sum(p.numel() for p in SETTINGS.model().parameters())
 
 
 def step(model: nn.Module, optimizer: Optimizer, batch: data.Batch) -> float:
-    """Take one step on this rank's rows; return the loss before the step."""
+    """Take one step on this rank's samples; return the loss before the step."""
     world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     tokens, targets = (part.to(next(model.parameters()).device) for part in data.shard(batch, *world))
     loss = model(tokens, targets)
@@ -178,7 +178,7 @@ print(f"missing keys {said.count('weight') + said.count('bias')}, unexpected one
 # %% [markdown]
 # Each rank holds half the elements of five anonymous vectors. A checkpoint of these vectors could be read only by two
 # ranks with the same units. A checkpoint should use the *names* and *shapes* of the plain model. `units_of` returns the
-# names that belong to each unit's flat parameter:
+# parameter names in each unit's flat parameter:
 
 
 # %%
@@ -209,11 +209,12 @@ print(f"the whole model: {4 * PSI:,} bytes")
 #
 # Two things can go wrong when one rank asks for the full model: it runs out of memory, on the device or on the host
 # ([accelerate#1181](https://github.com/huggingface/accelerate/pull/1181)), or it hangs
-# ([pytorch#122903](https://github.com/pytorch/pytorch/issues/122903)). You can avoid both. The full model never needs
-# to be on one device: gather a unit, copy it to its destination (host memory, on rank 0), free it, and go on to the
-# next. And because a gather is a collective, *every* rank must take part in every gather, even if it keeps nothing.
+# ([pytorch#122903](https://github.com/pytorch/pytorch/issues/122903)). You can avoid both problems. First, the full
+# model never needs to be on one device: gather a unit, copy it to its destination (host memory on rank 0), free it, and
+# go on to the next unit. Second, a gather is a collective, so *every* rank must take part in every gather, even if it
+# keeps nothing.
 #
-# How many bytes of unsharded parameters does a rank hold at the peak? The table above shows the sizes.
+# Predict: how many bytes of unsharded parameters does a rank hold at the peak? The table above shows the unit sizes.
 
 # %%
 predict("10b.1", ..., "bytes of unsharded parameters at the peak, on any rank")
@@ -325,8 +326,8 @@ plots.curve(
 
 # %% [markdown]
 # The *largest unit* determines the peak on the device. On the host, rank 0 holds one copy of the full model. Without
-# `rank0_only`, every rank on a machine has such a copy, so a machine with 8 GPUs holds 8 copies in host memory. This
-# causes the host out-of-memory errors.
+# `rank0_only`, every rank on a machine has such a copy, so a machine with 8 GPUs holds 8 copies in host memory. These
+# copies are the cause of out-of-memory errors on the host.
 #
 # ### Break it: a `keep` that copies nothing, and a rank that does not take part
 
@@ -364,11 +365,11 @@ except RankError as error:
 # *8 minutes, medium*
 #
 # If the model does not fit in the memory of one host, no rank can hold the full state dict. Each rank then saves its
-# own shards. Shards of the *flat* parameter would be useless elsewhere, because the shard boundaries depend on N and on
-# the units. Instead, split each original tensor separately, along dimension 0: rank r gets `ceil(rows / N)` rows,
-# starting at row `r * ceil(rows / N)`. The last ranks get fewer rows, or none.
+# own shards. But shards of the *flat* parameter cannot be loaded in any other configuration, because their boundaries
+# depend on N and on the units. Instead, split each original tensor separately, along dimension 0: rank r gets
+# `ceil(rows / N)` rows, starting at row `r * ceil(rows / N)`. The last ranks get fewer rows, or none.
 #
-# If a tensor with 5 rows is split across 4 ranks, how many rows does rank 3 get?
+# Predict: if a tensor with 5 rows is split across 4 ranks, how many rows does rank 3 get?
 
 # %%
 predict("10b.2", ..., "rows of rank 3 of 4, of a tensor with 5 rows")
@@ -418,20 +419,20 @@ for rank, state in enumerate(SHARDED):
 print(f"together {sum(r.untyped_storage().nbytes() for s in SHARDED for _, r in s.values()):,} of {4 * PSI:,} bytes")
 
 # %% [markdown]
-# A rank keeps only its rows, and briefly holds one unsharded unit at a time, as in every forward pass. torch calls this
-# SHARDED_STATE_DICT; its values are `ShardedTensor` or `DTensor`, which record the position of their rows. Here, the
-# pair (first row, rows) records that position.
+# A rank keeps only its rows, and briefly holds one unsharded unit at a time, as in every forward pass. In torch, this
+# format is SHARDED_STATE_DICT; its values are of type `ShardedTensor` or `DTensor`, which record the position of their
+# rows. Here, the pair (first row, rows) records that position.
 #
 # ## 10b.3 A different number of ranks
 #
 # *10 minutes, medium*
 #
-# Two ranks have saved a checkpoint, and three load it. `embed.weight` has 257 rows, which are saved as pieces of 129
-# and 128 rows, and loaded as 86, 86 and 85. A loading rank takes the rows that it needs from the pieces that contain
-# them. Every rank could also read everything, but the checkpoint would then be read N times, which is slow on a shared
-# file system.
+# A checkpoint saved by two ranks is now loaded by three. `embed.weight` has 257 rows, which are saved in pieces of 129
+# and 128 rows, and loaded in pieces of 86, 86 and 85 rows. Each loading rank reads its rows from the saved pieces that
+# contain them. Every rank could also read the full tensor, but the checkpoint would then be read N times, which is slow
+# on a shared file system.
 #
-# How many times do the three ranks together read a piece of `embed.weight`?
+# Predict: how many reads of pieces of `embed.weight` do the three ranks make in total?
 
 # %%
 predict("10b.3", ..., "reads of pieces of embed.weight, saved by 2 ranks, by 3 ranks together")
@@ -488,19 +489,19 @@ outcome("10b.3", sum(piece.reads for piece in pieces), how="computed", slips=sli
 print("equal to what was saved:", torch.equal(torch.cat(found), FULL["embed.weight"]))
 
 # %% [markdown]
-# Loading in a plain process is the one-rank case: `first` is 0, and `out` is the whole tensor.
+# Loading in a plain process is the special case of one rank: `first` is 0, and `out` is the full tensor.
 #
 # ## 10b.4 The optimizer state
 #
 # *15 minutes, hard*
 #
-# Adam keeps two tensors per parameter, `exp_avg` and `exp_avg_sq`, and a number, `step`. Here its parameters are flat
-# shards, so the tensors are flat and sharded in the same way, [P / N]. Each rank has one `step` per *unit*, the same on
-# all ranks. A checkpoint must store the state under the names of the parameters, in their shapes, with a `step` for
-# each parameter.
+# Adam keeps two tensors per parameter, `exp_avg` and `exp_avg_sq`, and a step counter, `step`. Here, its parameters are
+# flat shards, so the tensors are flat and sharded in the same way, [P / N]. Each rank has one `step` per *unit*, with
+# the same value on all ranks. A checkpoint must store the state under the original parameter names and in the original
+# shapes, with a `step` for each parameter.
 #
-# How many all-gathers does this take? Count the units in the table, and leave out the state that every rank already
-# has.
+# Predict: how many all-gathers does this take? Count the units in the table, and leave out the state that every rank
+# already has.
 
 # %%
 predict("10b.4", ..., "all-gathers for the states of Adam, 5 units")
@@ -579,13 +580,13 @@ assert equal
 assert theirs.keys() == STATES.keys()
 
 # %% [markdown]
-# Without the optimizer state, the model still trains, with slightly different losses. Loading a checkpoint without it
-# raises no error.
+# Without the optimizer state, the model still trains, with slightly different losses. Loading a checkpoint that lacks
+# the optimizer state raises no error.
 #
 # ### Break it: one `step` for all
 #
-# If all parameters of a unit get the *same* tensor for `step`, each parameter's update adds 1 to
-# it. The next state dict shows the error:
+# If all parameters of a unit share *one* tensor for `step`, each parameter's update adds 1 to this tensor. The next
+# state dict shows the error:
 
 # %%
 shared = {name: dict(state) for name, state in STATES.items()}
@@ -603,15 +604,16 @@ for name, (losses, after) in zip(
 # *12 minutes, medium*
 #
 # A job can be killed, or the disk can fill up, in the middle of a checkpoint. Two rules prevent a partial checkpoint:
-# *a checkpoint with its final name is complete*, and *a rename is atomic*. So write under a temporary name, then
-# rename. There are two pitfalls between the write and the rename:
+# *a checkpoint with its final name is complete*, and *a rename is atomic*. So write the checkpoint under a temporary
+# name, then rename it. There are two pitfalls between the write and the rename:
 #
 # - `write` leaves bytes in the system's cache. If the process is killed, the bytes still reach the disk; if the *power*
-#   fails, they are lost. `fsync` forces them to disk. A folder is a file of names, and needs `fsync` too.
+#   fails, they are lost. `fsync` forces them to disk. A directory is itself a file that lists names, so it needs
+#   `fsync` too.
 # - Several ranks write. The rank that renames the folder must wait until the others have finished. A barrier ensures
-#   this: no rank passes it before all have reached it.
+#   this: no rank passes the barrier before all ranks have reached it.
 #
-# Rank 0 has one file to write. How many calls to `Disk` does it make, at each of which it could be killed?
+# Rank 0 has one file to write, and could be killed at any call to `Disk`. Predict: how many such calls does it make?
 
 # %%
 predict("10b.5", ..., "calls of Disk by rank 0, which has one file")
@@ -643,8 +645,8 @@ def commit(
 
 # %% [markdown]
 # The next cell uses this machine's disk, and kills rank 0 just before call k. `os._exit` is as abrupt as `kill -9`: no
-# `finally` or `except` runs. A real rank 0 is killed at each of its calls in turn, and the cell lists the folder each
-# time.
+# `finally` or `except` runs. A real process with rank 0 is killed at each of its calls in turn, and the cell lists the
+# folder's contents each time.
 
 
 # %%
@@ -720,9 +722,9 @@ assert len(found) == calls
 assert not [text for there in found.values() for text in there if "HALF" in text]
 
 # %% [markdown]
-# Killing the process does not test the syncs, because the system and its cache survive. With a real disk, only a power
-# cut would test them. A simulated disk can test them as well: it records the synced bytes and names, and lists what a
-# power cut at the end may lose.
+# Killing the process does not test the syncs, because the operating system and its cache survive. With a real disk,
+# only a power cut would test them. A simulated disk can also test them: it records which bytes and names have been
+# synced, and lists the files that a power cut after the last call could lose.
 
 
 # %%
@@ -777,18 +779,18 @@ for without in range(4):
     print(f"{f'without sync number {without}' if without else 'with all syncs':24} may be missing: {disk.missing()}")
 
 # %% [markdown]
-# Omitting either of the first two syncs leaves a checkpoint with its final name but without its contents. Without the
-# third, the job deletes the old checkpoint once `commit` returns, and after the power cut there is no checkpoint at
-# all.
+# If either of the first two syncs is omitted, the checkpoint has its final name but not its contents. If the third is
+# omitted, the rename may not be on disk when `commit` returns. The job then deletes the old checkpoint, and a power cut
+# leaves no checkpoint at all.
 #
-# An object store has no rename. The last file written can serve as the commit:
-# torch.distributed.checkpoint writes `.metadata` after all ranks have written, and a folder
-# without it is not a checkpoint (`checkpoint/filesystem.py`, `finish`).
+# An object store has no rename operation. Writing the last file can serve as the commit: torch.distributed.checkpoint
+# writes `.metadata` after all ranks have written, and a folder without it is not a checkpoint
+# (`checkpoint/filesystem.py`, `finish`).
 #
-# ### Measured: from two ranks to three, and to a plain process
+# ### Measured: two ranks save a checkpoint; three ranks and a plain process load it
 #
-# This test uses all five functions. Two ranks commit the model and the optimizer state to disk, and each rank writes
-# its own rows. Three ranks load the checkpoint, and so does a plain process. Both results are compared with the full
+# This test uses all five functions. Two ranks commit the model and the optimizer state to disk; each rank writes its
+# own rows. Then three ranks load the checkpoint, and so does a plain process. Both results are compared with the full
 # state dict from above.
 
 
@@ -883,17 +885,17 @@ print(", ".join(f"{loss:.4f}" for loss in PLAIN[:2]))
 assert all(same.values())
 
 # %% [markdown]
-# The files hold 3 Ψ elements, plus one `step` per parameter in each file. No rank has held more than one full tensor or
-# one unsharded unit on its device. (The full state dicts on the host are only needed for the comparison.)
+# The files hold 3 Ψ elements, plus one `step` per parameter in each file. At no time did a rank hold more than one full
+# tensor or one unsharded unit on its device. (The full state dicts on the host are only needed for the comparison.)
 #
 # ## The same initial values on every rank
 #
 # ### Measured: sync_module_states, ignored modules
 #
-# At the start, and after loading, all ranks must hold the same model. If every rank builds the model with its own
-# random numbers, each rank keeps its shard of *its own* model. With `sync_module_states=True`, rank 0 broadcasts all
-# values first. A module in `ignored_modules` stays unsharded on each rank. This section measures the effect of both.
-# (Lab 09 covers `cpu_offload`.)
+# At the start, and after loading, all ranks must hold the same model. If every rank initializes the model with a
+# different seed, each rank keeps a shard of a *different* model. With `sync_module_states=True`, rank 0 first
+# broadcasts all values. A module in `ignored_modules` stays unsharded on each rank. This section measures the effect of
+# both. (Lab 09 covers `cpu_offload`.)
 
 
 # %% tags=["C41"]
@@ -945,21 +947,21 @@ assert all(abs(each - expected) <= 8 for each in more)
 assert not agree
 
 # %% [markdown]
-# Without the broadcast, half of each unit comes from one seed and half from another. Independent random numbers are
-# still valid initial values, but no single seed reproduces this model, and a different N gives a different model.
-# *Loaded* weights are ruined: if only rank 0 has loaded a checkpoint, the other half of each unit is noise. The
-# broadcast sends the bytes of the model once, here one tensor at a time; torch packs tensors into buckets of 250 MiB
+# Without the broadcast, half of each unit comes from one seed and half from another. Such values are still valid for
+# initialization, but no single seed reproduces this model, and a different N gives a different model. *Loaded* weights,
+# however, are ruined: if only rank 0 has loaded a checkpoint, the other half of each unit is noise. The broadcast sends
+# the bytes of the model once, here one tensor at a time; torch packs tensors into buckets of 250 MiB
 # (`fsdp/_init_utils.py`).
 #
 # An ignored module is neither sharded nor gathered, and its gradients are *not reduced*. Each rank trains its own head,
-# and the heads drift apart without an error unless your code averages these gradients. Ignore a module only if it is
-# frozen, or if you reduce its gradients yourself.
+# and the heads silently diverge unless your code averages these gradients. Ignore a module only if it is frozen, or if
+# you reduce its gradients yourself.
 #
 # ## Frozen parameters
 #
-# Fine-tuning with adapters (LoRA, [arXiv 2106.09685](https://arxiv.org/abs/2106.09685)) trains a pair of thin matrices
-# next to a frozen one. Without FSDP, only the pair has gradients. But a unit with one flat parameter has one gradient,
-# which is as long as the entire unit, including the frozen parameters.
+# Fine-tuning with adapters (LoRA, [arXiv 2106.09685](https://arxiv.org/abs/2106.09685)) trains a pair of low-rank
+# matrices next to a frozen one. Without FSDP, only these two matrices have gradients. But a unit with one flat
+# parameter has one gradient, which is as long as the entire unit, including the frozen parameters.
 
 
 # %%
@@ -1019,8 +1021,8 @@ print_wrapped(f"warning: {warning}")
 # %% [markdown]
 # `use_orig_params=True` allows such a unit, with the warning above. The optimizer then sees the original parameters,
 # each as a slice of the shard, and frozen slices get no `.grad`. But memory for the frozen slices' gradients may still
-# be allocated. Predict the bytes of gradients on one of 2 ranks after the backward pass, with the blocks as units: 4
-# blocks of 68,475 elements each, plus 2,700 per block for its adapters.
+# be allocated. Predict: with the blocks as units, how many bytes of gradients does one of 2 ranks hold after the
+# backward pass? There are 4 blocks with 68,475 elements each, plus 2,700 elements of adapters per block.
 
 # %%
 predict("10b.6", ..., "bytes of gradients of a rank of 2 after backward, adapters trained, blocks are units")
@@ -1031,8 +1033,8 @@ predict("10b.6", ..., "bytes of gradients of a rank of 2 after backward, adapter
 # *15 minutes, hard*
 #
 # To avoid these gradients, wrap the model so that no unit mixes frozen and trainable parameters. Each block is a unit.
-# If a block would mix them, its trainable parameters get units of their own, as large as possible, since each unit
-# costs collectives.
+# If this unit would be mixed, the block's trainable parameters get separate units, which should be as large as
+# possible, since each unit needs its own collectives.
 
 
 # %% tags=["exercise-10b.6"]
@@ -1113,8 +1115,7 @@ def tune_all() -> dict[str, Tuned]:
 # %% [markdown]
 # ### Measured: gradients of frozen parameters
 #
-# We expect that after the backward pass, every unit with a trainable parameter has a full-length gradient shard [P /
-# N].
+# After the backward pass, every unit with a trainable parameter should have a gradient shard of full length, [P / N].
 
 # %% tags=["C23"]
 tuned = launch(tune_all, RANKS)[0]
@@ -1168,22 +1169,23 @@ plots.stages(
 # In mixed units, freezing saves no gradient bytes compared with training all parameters of the blocks, and the
 # gradients of frozen parameters are also reduced and sent (pytorch#91167, PR 104967). Like torch, minifsdp warns when
 # it wraps such a unit. Your units need more collectives, all of them small (last column). The adapters of several
-# layers could share a unit if one module held them.
+# layers could share a unit if they were in one module.
 #
 # A fully frozen unit has no gradient at all ("last block only"): FSDP reads `requires_grad` in every forward pass.
 #
 # ## Recomputation
 #
 # Model state is sharded; activations are not, and they often take more memory than model state (lab 00). An
-# **activation checkpoint** (`torch.utils.checkpoint`) keeps only a module's inputs, and runs its forward again during
-# the backward pass. With FSDP, the parameters must be unsharded for that second forward. They already are if the unit's
-# backward has begun, which is the case if the checkpoint is *inside* the unit. If the checkpoint is *around* the unit,
-# its kind matters: torch has an old kind, `use_reentrant=True`, and a new one, `use_reentrant=False`. The old kind
-# first recomputes, and then runs a backward pass of its own. Recomputation costs one more forward pass of the module.
-# For the entire model, that is a third more compute, because a backward pass costs about as much as two forward passes.
+# **activation checkpoint** (`torch.utils.checkpoint`) saves only a module's inputs, and runs the module's forward pass
+# again during the backward pass. With FSDP, the parameters must be unsharded for this second forward pass. This is
+# already the case if the unit's backward pass has begun, that is, if the checkpoint is *inside* the unit. If the
+# checkpoint is *around* the unit, its variant matters: torch has an old variant, `use_reentrant=True`, and a new one,
+# `use_reentrant=False`. The old variant first recomputes the activations, and then runs a nested backward pass.
+# Recomputation costs one more forward pass of the module. For the entire model, that is a third more compute, because a
+# backward pass costs about as much as two forward passes.
 #
-# FULL_SHARD issues 2 U - 1 = 9 all-gathers per step for the 5 units here. How many does it issue with reentrant
-# checkpoints *around* the four blocks?
+# FULL_SHARD issues 2 U - 1 = 9 all-gathers per step for the 5 units here. Predict: how many all-gathers does it issue
+# with reentrant checkpoints *around* the four blocks?
 
 # %%
 predict("10b.7", ..., "all-gathers of a step, reentrant checkpoints around the 4 blocks' units")
@@ -1285,12 +1287,12 @@ plots.stages(
 )
 
 # %% [markdown]
-# The rule "a checkpoint around the unit costs a third gather" holds only for the old kind, which gathers for the
-# recomputation, frees, and gathers again. (Its model state peaks half a block lower: nothing is prefetched during a
-# recomputation, so one fewer block is unsharded, but the gradient shard of one more block is present.) With
+# The rule "a checkpoint around the unit costs a third gather" holds only for the old variant, which gathers for the
+# recomputation, frees, and gathers again. (Its peak of model state is half a block lower: nothing is prefetched during
+# a recomputation, so one fewer block is unsharded, but one more gradient shard of a block is allocated.) With
 # `use_reentrant=False`, the recomputation begins when the backward pass needs the first saved tensor, after the hook on
-# the unit's output has run. A checkpoint inside the unit costs no extra gather with either kind. The next cells count
-# torch's gathers and trace steps over an emulated link.
+# the unit's output has run. A checkpoint inside the unit costs no extra gather with either variant. The next cells
+# count torch's gathers and trace steps over an emulated link.
 
 
 # %%
@@ -1372,16 +1374,17 @@ plots.timeline(
 
 # %% [markdown]
 # Reversible layers ([arXiv 1707.04585](https://arxiv.org/abs/1707.04585)) go one step further: they compute a layer's
-# input from its output, and so do not even keep the inputs. They too save only activations. Parameters, gradients and
-# optimizer state still need to be sharded.
+# input from its output, so they do not even keep the inputs. They also reduce only activation memory. Parameters,
+# gradients and optimizer state still need to be sharded.
 #
 # ## What is still missing
 #
-# Training stops while your checkpoint is read or written. torch.distributed.checkpoint can write from a copy in the
-# background (`async_save`), at the cost of that copy in host memory. The next run must delete what a killed run left
-# behind (`.step-2.part`), and only one run may write into a folder at a time: `minifsdp/course/train/checkpoint.py`
-# handles both. A checkpoint also needs the buffers, the states of the random number generators, the position in the
-# data and the state of the learning rate schedule; 10b.1 saves none of these.
+# Training stops while your checkpoint is being read or written. torch.distributed.checkpoint can write from a copy in
+# the background (`async_save`), at the cost of holding that copy in host memory. The next run must delete the leftovers
+# of a killed run (`.step-2.part`), and only one run may write into a folder at a time:
+# `minifsdp/course/train/checkpoint.py` handles both. A checkpoint also needs the buffers, the states of the random
+# number generators, the position in the dataset and the state of the learning-rate scheduler; 10b.1 saves none of
+# these.
 #
 # ## What to remember
 #
@@ -1393,26 +1396,27 @@ plots.timeline(
 #    for each parameter, it can be loaded on any number of ranks and in a plain process.
 # 4. To commit a checkpoint, write the files under a temporary name, sync them, wait at a barrier, sync the folder,
 #    rename it, sync its parent folder, and wait at a second barrier. A checkpoint with its final name is complete.
-# 5. A flat parameter has one gradient, which covers frozen parameters too: give trainable parameters units of their
-#    own. Recomputation saves activation memory but no model state; inside the unit, it costs no extra gather.
+# 5. A flat parameter has one gradient, which includes frozen parameters, so put trainable parameters into separate
+#    units. Recomputation saves activation memory but no model state; inside the unit, it costs no extra gather.
 #
 # ## Questions
 #
-# **1. A model of 70 billion parameters in fp32 is trained on 64 GPUs, 8 to a host. How much memory does a host need for
-# a full state dict with `offload_to_cpu`, with and without `rank0_only`?**
+# **1. A model with 70 billion fp32 parameters is trained on 64 GPUs, 8 per host. How much memory does a host need for a
+# full state dict with `offload_to_cpu`, with and without `rank0_only`?**
 #
 # <details><summary>Answer</summary>
 #
-# The state dict takes 280 GB. With `rank0_only`, one host needs this much, and the others need none. Without it, each
-# host needs 8 x 280 GB = 2.2 TB. With a sharded state dict, each rank keeps 4.4 GB, and each host keeps 35 GB.
+# The state dict takes 280 GB. With `rank0_only`, one host needs this much, and the others need none. Without
+# `rank0_only`, each host needs 8 x 280 GB = 2.2 TB. With a sharded state dict, each rank keeps 4.4 GB, and each host
+# keeps 35 GB.
 # </details>
 #
-# **2. Why does 10b.2 not save the flat shards themselves, which would need no communication at all?**
+# **2. Saving the flat shards themselves would need no communication at all. Why does 10b.2 not do this?**
 #
 # <details><summary>Answer</summary>
 #
-# torch's LOCAL_STATE_DICT does save them. But they can be loaded only by the same number of ranks, with the same units
-# and in the same version of torch. This is the fastest way to resume after a crash, but not a format for long-term
+# torch's LOCAL_STATE_DICT does save them. But they can be loaded only on the same number of ranks, with the same units
+# and the same version of torch. This is the fastest way to resume after a crash, but not a format for long-term
 # storage.
 # </details>
 #
@@ -1429,19 +1433,19 @@ plots.timeline(
 #
 # <details><summary>Answer</summary>
 #
-# The unit re-reads `requires_grad` in the next forward pass, and has gradients from then on. The optimizer must have
-# been given the unit's parameter; it creates a state for it at the first step, with `step` 1, while the other units
-# have 1,001. Earlier checkpoints have no state under these names. In a mixed unit with one flat parameter, a single
-# `step` could not hold both values; with original parameters, each has its own.
+# The unit reads `requires_grad` again in the next forward pass, and has gradients from then on. The unit's parameter
+# must have been passed to the optimizer, which creates the parameter's state at the next step, with `step` 1; for the
+# other units, `step` is 1,001. Earlier checkpoints have no state under these names. In a mixed unit with one flat
+# parameter, a single `step` could not hold both values; with original parameters, each parameter has its own `step`.
 # </details>
 #
 # **5. You add activation checkpoints, but peak memory does not fall. Name two possible reasons.**
 #
 # <details><summary>Answer</summary>
 #
-# With few rows and a large model, the peak comes from model state, not from activations. The other possible reason is a
-# single checkpoint around the entire model, so that recomputation restores all activations together, at the beginning
-# of the backward pass. With one checkpoint per block, only one block's activations are restored at a time.
+# First, with a small batch and a large model, the peak comes from model state, not from activations. Second, with a
+# single checkpoint around the entire model, recomputation restores all activations at once, at the beginning of the
+# backward pass. With one checkpoint per block, only one block's activations are restored at a time.
 # </details>
 #
 # ## Further reading

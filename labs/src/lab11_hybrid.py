@@ -11,9 +11,9 @@
 # # Lab 11: hybrid sharding
 #
 # Full sharding splits a model across *all* ranks, so every gather also crosses the network between hosts, which is far
-# slower than the links between the GPUs of one host. A model that fits on one host does not need to be split any
-# further. *Hybrid sharding* shards inside groups of F ranks, usually one host, and *replicates* across the groups: FSDP
-# inside, data parallelism outside. F is the **sharding factor**: F = 1 is data parallelism, and F = N is full sharding.
+# slower than the links inside a host. A model that fits on one host does not need to be split any further. *Hybrid
+# sharding* shards inside groups of F ranks, usually one host, and *replicates* across the groups: FSDP inside, data
+# parallelism outside. F is the **sharding factor**: F = 1 is data parallelism, and F = N is full sharding.
 #
 # ![Hybrid sharding: shards inside a group, replicas across groups](../slides/figures/practice-hybrid.svg)
 #
@@ -21,18 +21,16 @@
 #
 # **Afterwards you can**
 #
-# - list the ranks that shard together and those that hold the same shard, and create their process groups without a
-#   deadlock;
-# - reduce a gradient in two stages, and explain why it is accumulated after the second one and not
-#   in between;
-# - predict, for every F, the bytes that a rank holds and sends, and the traffic that leaves a host;
+# - list the sharding groups and the replica groups, and create these process groups without a deadlock;
+# - reduce a gradient in two stages, and explain why it is accumulated after the second stage and not in between;
+# - predict, for every F, how many bytes a rank holds and sends, and how much traffic leaves a host;
 # - choose F for a model and a cluster, and recognize when no F works.
 #
 # **You need** lab 01 (all-reduce, ring, groups) and lab 05 (units, gather, reduce-scatter).
 #
-# **Time** 70 minutes. **Runs** on a laptop (gloo, 4 processes that stand for 2 hosts of 2 ranks), on one GPU, or on a
-# GPU node (NCCL, one rank per GPU). **Memory** less than 20 MiB of tensors per rank. The results for clusters come from
-# a cost model, with its assumptions listed next to it.
+# **Time** 70 minutes. **Runs** on a laptop (gloo, 4 processes that represent 2 hosts with 2 ranks each), on one GPU, or
+# on a GPU node (NCCL, one rank per GPU). **Memory** less than 20 MiB of tensors per rank. The results for clusters come
+# from a cost model, whose assumptions are listed next to it.
 
 # %% tags=["setup"]
 # set-up
@@ -88,10 +86,10 @@ class Choice(NamedTuple):
 # %% [markdown]
 # ## The slowest link sets the pace
 #
-# The course's GPT is fully sharded over 4 ranks. Ranks 0 and 1 stand for one host and ranks 2 and 3 for another. The
-# ring of a collective goes 0 → 1 → 2 → 3 → 0: two of its four connections are inside a host, and two are between hosts.
-# Every connection of a ring carries the same number of bytes, so the slowest one sets the pace, and each gather waits
-# for the network.
+# In this example, the course's GPT is fully sharded over 4 ranks. Ranks 0 and 1 represent one host, and ranks 2 and 3
+# another. The ring of a collective is 0 → 1 → 2 → 3 → 0: two of its four connections are inside a host, and two are
+# between hosts. Every connection of a ring carries the same number of bytes, so the slowest connection sets the pace,
+# and each gather waits for the network.
 
 # %%
 import statistics
@@ -142,10 +140,10 @@ print(f"{UNITS} units, {whole:,} bytes of parameters, as many of gradients, twic
 #
 # *8 minutes, medium*
 #
-# N ranks form sharding groups of F. Ranks are numbered host by host, so *neighbours* share a host:
-# a sharding group consists of F consecutive ranks. Rank number j of a group holds shard j, and so does rank number j of
-# every other group. These other ranks are its *replicas*. Every rank is in one group of each kind. In a table, sharding
-# groups are the rows and replica groups are the columns; `DeviceMesh` calls this a 2-D mesh.
+# N ranks form sharding groups of F ranks each. Ranks are numbered host by host, so *consecutive* ranks share a host,
+# and a sharding group consists of F consecutive ranks. Rank j of each group holds shard j; the ranks with the same
+# shard form a *replica group*. Every rank is in one group of each kind. If the ranks are arranged in a table, sharding
+# groups are the rows and replica groups are the columns; this is a 2-D `DeviceMesh`.
 #
 # Predict: with 64 ranks and F = 8, how many process groups of both kinds are there in total?
 
@@ -185,13 +183,14 @@ for factor in (1, 2, 4):
 #
 # *10 minutes, medium*
 #
-# `dist.new_group(ranks)` creates a process group. It is a collective of the entire *world*: the members find each other
-# by the name of the group, and the name is the number of calls that a rank has made. So **every rank must create every
-# group, in the same order**, including groups that it is not in. If a rank skips some, its count differs from that of
-# the others. Ranks then wait for each other in different groups under the same name, or find the wrong peers, and the
-# program hangs in `new_group`, or much later, in the first collective. (With `use_local_synchronization=True`, the name
-# is derived from the ranks of the group, and only members call `new_group`. Overlapping groups such as these can then
-# deadlock, unless all ranks keep to the same order; see the docstring of torch's `new_group`.)
+# `dist.new_group(ranks)` creates a process group. It is a collective over *all* ranks, not only over the members:
+# members find each other by the group's name, which is a count of the rank's calls so far. So **every rank must create
+# every group, in the same order**, including the groups of which it is not a member. If a rank skips a group, its count
+# differs from that of the other ranks. Ranks then wait for each other in different groups under the same name, or find
+# the wrong peers, and the program hangs in `new_group` or, much later, in the first collective. (With
+# `use_local_synchronization=True`, the name is derived from the ranks of the group, and only members call `new_group`.
+# Overlapping groups such as these can then deadlock unless all ranks create them in the same order; see the docstring
+# of torch's `new_group`.)
 
 
 # %% tags=["exercise-11.2"]
@@ -222,13 +221,13 @@ for rank, (together, same_shard, as_mesh) in enumerate(launch(meet, RANKS, PER_H
     print(f"rank {rank}: shards with {together}, has replicas {same_shard}, a 2-D mesh has the same: {as_mesh}")
 
 # %% [markdown]
-# `FullyShardedDataParallel` takes the pair as `process_group`, or a mesh as `device_mesh`. If it is given a wrapping
-# policy but neither of these, it creates its own groups, with `LOCAL_WORLD_SIZE` ranks in each sharding group
+# `FullyShardedDataParallel` takes the pair of groups as `process_group`, or a mesh as `device_mesh`. With a wrapping
+# policy but without these arguments, it creates its own groups, with `LOCAL_WORLD_SIZE` ranks in each sharding group
 # (`minifsdp/fsdp/torch_api/groups.py`).
 #
 # ### Break it: create only your own groups
 #
-# This version looks right: every rank makes two calls, each for a group that it is in.
+# This version looks correct: every rank makes two calls, one for each of its own groups.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -247,27 +246,27 @@ except RankError as error:
 
 # %% [markdown]
 # Ranks 0 and 1 create [0, 1] under the first name, ranks 2 and 3 create [2, 3] under the same name, and all four store
-# their addresses under the same keys of one store. Timing decides which address a rank finds. If you run the cell
+# their addresses under the same keys of one store. Which address a rank finds depends on timing. If you run the cell
 # again, other ranks may hang, in `new_group` or in the first collective, far from the mistake.
 #
 # ## 11.3 Reduce in two stages
 #
 # *5 minutes, easy*
 #
-# After the backward pass, a rank has the gradient [P] of its own rows. Its optimizer needs the mean over *all* ranks,
-# for its shard [P / F]:
+# After the backward pass, each rank has the gradient [P] of its own samples. Its optimizer needs the mean over *all*
+# ranks, for its shard [P / F]:
 #
 #     gradient [P] --reduce-scatter in the sharding group--> mean of F ranks [P / F]
 #                  --all-reduce over the replicas----------> mean of N ranks [P / F] --> added to the shard's .grad
 #
 # The first stage is the same as in lab 05. Hybrid sharding adds the second stage, which is the only traffic to other
-# hosts. Nothing in the rest of the backward pass reads the result of the second stage, so the wait can come later. The
-# all-reduce starts after the reduce-scatter, and must end before gradients are read (by clipping or by the optimizer)
-# and before the unit's next reduction. On a GPU, the all-reduce runs on its own stream, alongside the next
-# reduce-scatters, and its buffer must live until both stages have used it (torch's `_reduce_grad` uses
-# `_all_reduce_stream` and `record_stream`).
+# hosts. Nothing in the rest of the backward pass reads its result, so the wait can come later. The all-reduce starts
+# after the reduce-scatter, and must finish before the gradients are read (by gradient clipping or by the optimizer) and
+# before the unit's next reduction. On a GPU, the all-reduce runs on its own stream, alongside the next reduce-scatters,
+# and its buffer must live until both stages have used it (torch's `_reduce_grad` uses `_all_reduce_stream` and
+# `record_stream`).
 #
-# Predict: the model has 6 units and is trained with F = 2, on 2 hosts of 2 ranks. In one step, how many of the
+# Predict: the model has 6 units and is trained with F = 2 on 2 hosts with 2 ranks each. In one step, how many
 # collectives of a *rank* cross hosts? (11.5 counts them.)
 
 # %%
@@ -293,8 +292,8 @@ def start_across(unit: Replica) -> None:
 # *8 minutes, medium*
 #
 # Your next function is the other half of the second stage. The engine calls it for every unit at the end of the
-# backward pass, and before a unit's next reduction. It is therefore also called for units without a reduction under
-# way, and more often than your function from 11.3.
+# backward pass, and before the unit's next reduction. It is therefore also called for units without a pending
+# reduction, and more often than your function from 11.3.
 
 
 # %% tags=["exercise-11.4"]
@@ -311,10 +310,10 @@ def finish_across(unit: Replica) -> None:
 
 
 # %% [markdown]
-# The engine of minifsdp does the rest. A unit has a flat parameter and a plan, which names the ranks of its sharding
-# group (`plan.inside`) and the ranks with the same shard (`plan.across`). The engine calls `_accumulate` after the
-# unit's reduce-scatter, and `finish_reduce` at the end of the backward pass and before the unit's next reduction. The
-# class below calls your functions there, and `fsdp_of` passes it to FSDP as the class of its units (`unit=`).
+# minifsdp's engine does the rest. A unit has a flat parameter and a plan with its sharding group (`plan.inside`) and
+# its replica group (`plan.across`). The engine calls `_accumulate` after the unit's reduce-scatter, and `finish_reduce`
+# at the end of the backward pass and before the unit's next reduction. The class below calls your functions in these
+# methods, and `fsdp_of` passes this class to FSDP (`unit=`).
 
 
 # %%
@@ -359,7 +358,7 @@ def fsdp_of(factor: int, unit: type[FlatUnit] = FlatUnit, **kwargs: Any) -> Full
 
 
 def loss_of(model: Any, batch: data.Batch) -> Tensor:
-    """Return the loss of this rank's rows of a batch."""
+    """Return the loss of this rank's samples of a batch."""
     tokens, targets = data.shard(batch, dist.get_rank(), dist.get_world_size())
     return model(tokens.to(rank_device()), targets.to(rank_device()))
 
@@ -377,9 +376,9 @@ def shard_gradients(model: FullyShardedDataParallel) -> dict[int, Tensor]:
 # ### Measured: the same gradients
 #
 # This test compares the gradients from your functions, from minifsdp's HYBRID_SHARD, from torch's HYBRID_SHARD, and
-# from a single process with all rows. It does so after one batch, and after three accumulated batches, each with a
-# reduction. The mean of two means of two values takes only additions and halvings, so your result and that of minifsdp
-# are equal bit for bit.
+# from a single process with the full batch. It does so after one micro-batch, and after three accumulated micro-batches
+# with a reduction each. Computing the mean of two means of two values takes only additions and halvings, so your result
+# equals minifsdp's bit for bit.
 
 
 # %%
@@ -513,11 +512,11 @@ assert torch.allclose(weights, torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64
 # With one micro-batch, the result is correct; with three, the first is counted 4 times and the second twice. If the
 # reduction is a *mean*, the result is correct, because the mean of equal numbers is that number. But this order costs
 # more: the all-reduce sends `.grad`, which is in float32 even if the mean is in bf16 (mixed precision). With CPU
-# offload, the all-reduce sends from host memory.
+# offload, it sends from host memory.
 #
 # ### Break it: forget the second stage
 #
-# Without the second stage, every host trains on its own rows alone. Nothing hangs, and every loss goes down.
+# Without the second stage, every host trains only on its own samples. Nothing hangs, and every loss decreases.
 
 # %%
 for name, what in (("never", "without the second stage"), ("yours", "yours")):
@@ -525,38 +524,38 @@ for name, what in (("never", "without the second stage"), ("yours", "yours")):
     print(f"{what}: the hosts' parameters are {'the same' if apart == 0 else 'different'} after 3 steps")
 
 # %% [markdown]
-# There are now as many models as hosts, and a checkpoint saves only the first of them. Only a comparison of replicas
-# reveals the mistake. From time to time, compute a checksum of the shards, and all-reduce its minimum and its maximum
-# over the replica group. The two must be equal.
+# Each host now trains a different model, and a checkpoint saves only the model of the first host. Only a comparison of
+# replicas reveals the mistake. From time to time, compute a checksum of the shards, and all-reduce its minimum and its
+# maximum over the replica group. The minimum and the maximum must be equal.
 #
-# Replicas that **start** with different seeds or buffers drift apart in the same way. With `sync_module_states`, torch
-# broadcasts across hosts first and then inside each host (`torch/distributed/fsdp/_init_utils.py`). With either order,
-# all ranks end up with the values of rank 0. If the broadcast across hosts comes first, the first rank of every host
-# already has these values when the second broadcast begins. If the broadcast inside hosts comes first, each other host
-# first distributes values of its own, and the second broadcast overwrites them.
+# Replicas with different **initial** parameters or buffers stay different in the same way. With `sync_module_states`,
+# torch broadcasts across hosts first and then inside each host (`torch/distributed/fsdp/_init_utils.py`). With either
+# order, all ranks end up with the values of rank 0. If the broadcast across hosts comes first, the first rank of every
+# host already has these values when the second broadcast begins. If the broadcast inside hosts comes first, every other
+# host first distributes its own values, and the second broadcast overwrites them.
 #
-# All **N** ranks are data-parallel, not only one per host: the `num_replicas` of a sampler must be the world size,
-# because otherwise the ranks of a host read the same rows.
+# All **N** ranks are data-parallel, not only one rank per host: the `num_replicas` of a sampler must be the world size,
+# because otherwise the ranks of a host load the same samples.
 #
 # ## 11.5 The traffic that leaves a host
 #
 # *10 minutes, medium*
 #
-# Let M be the bytes of all units, padded, and R = N / F the number of replicas. All collectives run as rings (lab 01).
-# In a gather or reduce-scatter of n bytes over k ranks, each rank sends (k - 1) / k · n bytes; in an all-reduce, it
-# sends twice as many.
+# Let M be the size of all padded units in bytes, and R = N / F the number of replicas. All collectives use the ring
+# algorithm (lab 01). In a gather or reduce-scatter of n bytes over k ranks, each rank sends (k - 1) / k · n bytes; in
+# an all-reduce, it sends twice as many.
 #
 # - In the sharding group, per step: each unit is gathered twice, except the root, which stays unsharded between the
 #   forward and the backward pass and is gathered once; each gradient is reduce-scattered once.
-# - To the replicas, per step: an all-reduce of the mean of every unit, in a buffer of 1/F of the unit.
+# - In the replica group, per step: an all-reduce of every unit's mean gradient, in a buffer of 1/F of the unit's size.
 #
-# The traffic that leaves a *host* is a different number. A ring in rank order enters a host once and leaves it once,
-# however many of its ranks are on that host. So it carries the bytes of **one** rank out of the host. But several rings
-# may run at the same time, because each replica group has its own. (NCCL splits a collective into several rings over
-# the network cards of a host, each of which carries a fraction of the bytes. Their sum is the same.)
+# The traffic that leaves a *host* is a different quantity. A ring in rank order enters and leaves a host once, however
+# many of its ranks are on that host. So only **one** rank of a ring sends bytes out of the host. But several rings may
+# run at the same time, because each replica group has its own ring. (NCCL splits a collective into several rings over
+# the network cards of a host, each with a fraction of the bytes. The total is the same.)
 #
-# Predict, for this lab's model on 2 hosts of 2 ranks: by what factor does full sharding (F = 4) send more bytes out of
-# a host than hybrid sharding (F = 2)? Ignore the exception for the root.
+# Predict: for this lab's model on 2 hosts with 2 ranks each, how many times as many bytes does full sharding (F = 4)
+# send out of a host as hybrid sharding (F = 2)? Ignore the exception for the root.
 
 # %%
 predict("11.5", ..., "bytes that leave a host, full sharding over hybrid, 2 hosts of 2")
@@ -584,8 +583,8 @@ def traffic(units: Sequence[int], ranks: int, per_host: int, factor: int) -> Tra
 # %% [markdown]
 # ### Measured: F = 1, 2 and 4
 #
-# The next cells measure the second step for each F, with the ledger and the log of the collectives. The `wire` of a
-# call is the number of bytes that its rank sends in the ring algorithm. These bytes are attributed to the rank's
+# The next cells measure the second step for each F, with the ledger and the log of the collectives. The field `wire` of
+# a call is the number of bytes that its rank sends with the ring algorithm. These bytes are attributed to the rank's
 # sharding group or to its replica group; they leave the host if the next rank in the ring is on the other host.
 
 
@@ -664,21 +663,21 @@ outcome("11.5", ratio, how="computed", slips=slips)
 print(f"out of a host full sharding sends {out[2] / out[1]:.4f} times what hybrid does; but for the root {ratio}")
 
 # %% [markdown]
-# The sharding factor spans the whole range: with F = 1, a rank holds and sends as much as under DDP, and with F = 4 as
-# much as under full sharding.
+# The sharding factor covers the whole range: with F = 1, a rank holds and sends as much as with DDP, and with F = 4 as
+# much as with full sharding.
 #
-# Compare the last row per rank and per host. **Per rank**, hybrid sharding sends 2 (R - 1) / R · M / F to other hosts.
-# This is roughly 1/F of the traffic of a DDP rank, and with F = 8 it looks like a twelfth of full sharding. Section
-# 3.2.2 of the FSDP paper argues this way, per GPU. (Its volume for W ranks on hosts of G ranks, 2 M (W - 1) / (G W), is
-# an upper estimate: the replica group of a rank has W / G members, which gives 2 M (W - G) / (G W), the formula above
-# with F = G. The paper's F = W / G cannot keep a sharding group inside a host if F is the number of ranks in the group:
-# that requires F = G.) But the ranks of a host send at the same time, and share the network cards of the host. **Per
-# host**, there are F rings with 1/F of the bytes each. Together they send 2 (R - 1) / R · M, about as much as the
-# single ring of DDP. Full sharding sends 3 M, which is 1.5 times as much if there are many hosts. Hybrid sharding
-# therefore saves a third of the bytes on the network.
+# Compare the last row of the table per rank and per host. **Per rank**, hybrid sharding sends 2 (R - 1) / R · M / F
+# bytes to other hosts. This is roughly 1/F of a DDP rank's traffic, and with F = 8 about a twelfth of a fully sharded
+# rank's traffic. Section 3.2.2 of the FSDP paper also counts per GPU. (Its volume for W ranks on hosts of G ranks, 2 M
+# (W - 1) / (G W), is an upper estimate: the replica group of a rank has W / G members, which gives 2 M (W - G) / (G W),
+# the formula above with F = G. The paper's F = W / G cannot keep a sharding group inside a host if F is the number of
+# ranks in the group: that requires F = G.) But the ranks of a host send at the same time, and share the host's network
+# cards. **Per host**, there are F rings with 1/F of the bytes each. Together, they send 2 (R - 1) / R · M bytes, about
+# as many as the single ring of DDP. Full sharding sends 3 M bytes, which is 1.5 times as many if there are many hosts.
+# Hybrid sharding therefore saves a third of the bytes on the network.
 #
-# It also matters *which* bytes remain: the computation waits for every gather, but it waits for an all-reduce only at
-# the end of the backward pass. And rings over R hosts have fewer steps, and so less latency, than rings over all N
+# It also matters *which* bytes remain: the computation waits for every gather, but for the all-reduces only at the end
+# of the backward pass. Moreover, rings over R hosts have fewer steps, and therefore less latency, than rings over all N
 # ranks.
 
 # %%
@@ -700,9 +699,9 @@ plots.stages(
 # ### Measured: a step on two kinds of link
 #
 # `HostLinks` emulates two links: a fast one between the ranks of a host (1 GB/s, 50 µs), and a slow one shared by the
-# ranks of a host (16 MB/s, 2 ms). A message takes at least the time that its link needs for it. Steps with F = 1, 2 and
-# 4 take turns, and the output shows the median. Next to the median is the longer of the two times that the links need
-# for the bytes from your `traffic`, without latency, as if the links never waited for each other.
+# ranks of a host (16 MB/s, 2 ms). A message takes at least its transfer time on the link. Steps with F = 1, 2 and 4 are
+# interleaved, and the output shows the median. Next to it is a lower bound: the transfer time of the bytes from your
+# `traffic` on the slower of the two links, without latency, as if the links never waited for each other.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -761,21 +760,21 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Full sharding waits for the slow link before every unit, in the forward and again in the backward pass. In hybrid
-# sharding, the forward pass does not use the slow link. But with so little compute, a hybrid step takes as long as its
-# six all-reduces, and most of it is spent waiting for them at the end of the backward pass. With more rows per rank,
-# the backward pass would hide them.
+# Full sharding waits for the slow link before every unit, in both passes. With hybrid sharding, the forward pass does
+# not use the slow link. But with so little compute, a hybrid step takes as long as its six all-reduces, and most of
+# this time is spent waiting for them at the end of the backward pass. With more samples per rank, the backward pass
+# would hide them.
 #
 # ## 11.6 Choose
 #
 # *8 minutes, medium*
 #
 # The largest factor needs the least memory. A *rank* sends the least with the smallest factor; a *host* sends the least
-# if F is the number of its ranks. So choose the fastest of the factors that fit in memory. If none fits, there are two
-# possible reasons. The *shards* may be too large; then more ranks help. Or the memory that sharding cannot reduce (the
-# units that are unsharded while they are being computed, and the activations) may be too large on its own. Then no
-# number of ranks helps, and the layers must be split by tensor or pipeline parallelism. If the activations are too
-# large, recomputation helps.
+# if F is the number of its ranks. So among the factors that fit in memory, choose the fastest. If none fits, there are
+# two possible reasons. First, the *shards* may be too large; then more ranks help. Second, the memory that sharding
+# cannot reduce (unsharded units during their computation, and activations) may be too large by itself. Then no number
+# of ranks helps, and the layers must be split by tensor or pipeline parallelism. If the activations are too large,
+# recomputation helps.
 
 
 # %% tags=["exercise-11.6"]
@@ -812,22 +811,22 @@ def choose(
 #
 # - Memory: 16 bytes of model state per parameter (lab 00), divided by F. If F > 1, two units (the limit from lab 08)
 #   and the root are also held unsharded in bf16, as are the gradients of one unit and of the root. With recomputation,
-#   the activations of a row take 2 bytes times context · width for each layer, and another 40 bytes times context ·
+#   the activations of a sample take 2 bytes times context · width for each layer, and another 40 bytes times context ·
 #   width for the layer being recomputed.
-# - Compute: 8 operations per parameter and token (2 forward, 4 backward, 2 for recomputation), at 40 % of peak.
-# - Links: your `traffic` in bf16. Bytes that leave a host take time on the network of the host; bytes sent by a rank
-#   take time on the links inside the host. A ring over several hosts runs at the pace of its slower link. Each message
-#   takes another 50 µs.
-# - Overlap is perfect: a step takes as long as the busiest of the device, the links inside, and
-#   the network.
-# - Three quantities are left out: bf16 copies of parameters and gradients with F = 1, which favours F = 1 in close
-#   cases; the logits, which take 4 bytes times 50,000 for each token unless the loss is computed in slices; and the
-#   operations of attention, which grow with the context.
+# - Compute: 8 FLOPs per parameter and token (2 forward, 4 backward, 2 for recomputation), at 40 % of the peak rate.
+# - Links: your `traffic` in bf16. Bytes that leave a host occupy the network of the host; bytes sent by a rank occupy
+#   the links inside the host. A ring over several hosts runs at the speed of its slowest link. Each message takes an
+#   additional 50 µs.
+# - Overlap is perfect: the step time is the busy time of the device, of the links inside the host or of the network,
+#   whichever is longest.
+# - The model omits three quantities: bf16 copies of parameters and gradients with F = 1 (the omission favours F = 1 in
+#   close cases); the logits, which take 4 bytes times 50,000 for each token unless the loss is computed in slices; and
+#   the FLOPs of attention, which grow with the context.
 #
-# An A100 host has 8 GPUs of 80 GB, each with 312 TFLOP/s in bf16 and NVLink with 300 GB/s in each direction (data
-# sheet). We assume 8 network cards of 100 Gb/s each, which is 100 GB/s per host. "Ethernet" is the same host with a
-# single card of 100 Gb/s. "PCIe" hosts have 4 GPUs of 24 GB and 165 TFLOP/s, the same single card, and only 10 GB/s
-# between two GPUs, because the GPUs share PCIe.
+# An A100 host has 8 GPUs with 80 GB each, 312 TFLOP/s in bf16, and NVLink with 300 GB/s in each direction (data sheet).
+# We assume 8 network cards of 100 Gb/s each, which is 100 GB/s per host. "Ethernet" is the same host with a single card
+# of 100 Gb/s. "PCIe" hosts have 4 GPUs with 24 GB and 165 TFLOP/s each, the same single card, and only 10 GB/s between
+# two GPUs, because the GPUs share PCIe.
 
 
 # %%
@@ -919,8 +918,8 @@ def decide(job: Job, cluster: Cluster) -> Choice:
 
 
 # %% [markdown]
-# Predict: a model has 30 billion parameters, 16 bytes each, on hosts of 8 GPUs. What is the smallest F that divides 8
-# (8 included) and brings the model state below 80 GB per GPU?
+# Predict: a model with 30 billion parameters and 16 bytes per parameter is trained on hosts with 8 GPUs. What is the
+# smallest F that divides 8 (including 8 itself) and brings the model state below 80 GB per GPU?
 
 # %%
 predict("11.6", ..., "smallest of 1, 2, 4, 8 over which 30 billion parameters' state fits in 80 GB")
@@ -960,20 +959,20 @@ assert decisions["layers of 20 billion"][2] == Choice("split layers", None), "mo
 # %% [markdown]
 # Read the first column from the top: **data parallelism** while the model fits, **hybrid** when it is too large for one
 # device but not for a few, **full sharding** when it needs all ranks, and **splitting layers** (tensor or pipeline
-# parallelism) when the memory that cannot be sharded is too large. This is the usual advice, and the table shows its
+# parallelism) when the memory that cannot be sharded is too large. This is the usual advice. The table shows two
 # exceptions:
 #
 # - A sharding group does not have to be one host. On the fast network, 7 billion parameters need only F = 2, and 70
-#   billion need F = 16, that is, groups of two hosts, with gathers across hosts. Such groups send *more* out of a host
-#   than full sharding does (15/16 of 3 M, plus the all-reduces), so on the slow network the model chooses full
+#   billion need F = 16, that is, groups of two hosts, with gathers across hosts. Such groups send *more* bytes out of a
+#   host than full sharding does (15/16 of 3 M, plus the all-reduces), so on the slow network, the model chooses full
 #   sharding.
 # - On a slow network, the model chooses F = 8 although F = 1 or 2 would fit. Rings over 8 ranks, one per host, send 7/8
-#   of the data, whereas rings over all 64 ranks send 63/64. So the traffic that leaves each host is a ninth smaller.
-#   (Libraries that run an all-reduce in two stages have the same gain for data parallelism.)
+#   of the data, whereas rings over all 64 ranks send 63/64. So the traffic out of each host is a ninth smaller. (For
+#   data parallelism, libraries with a two-stage all-reduce achieve the same gain.)
 #
 # ### "Hybrid sharding is always faster"
 #
-# It is not. The next cell shows two counterexamples from the model:
+# This is wrong. The next cell shows two counterexamples from the model:
 
 # %%
 pcie, a100 = CLUSTERS["2 hosts of 4, PCIe"], CLUSTERS["8 hosts of 8 A100"]
@@ -991,9 +990,9 @@ assert step_seconds(small, pcie, 1) < step_seconds(small, pcie, 4), "gathers cos
 assert step_seconds(large, a100, 8) == step_seconds(large, a100, 64), "where the device is busiest, links do not matter"
 
 # %% [markdown]
-# If the links *inside* a host are the slow ones, two gathers and a reduce-scatter inside the host cost more than one
-# all-reduce over all ranks, so data parallelism is faster if it fits. If the device is the bottleneck, all factors are
-# equally fast, and the larger ones need less memory, which allows a larger batch (lab 05).
+# If the links *inside* a host are slow, two gathers and a reduce-scatter inside the host cost more than one all-reduce
+# over all ranks, so data parallelism is faster if the model fits. If the device is the bottleneck, the sharding factor
+# does not affect speed; a larger factor saves memory, which allows a larger batch (lab 05).
 #
 # ### "If tensor parallelism stays within a node, data parallelism need not cross nodes"
 #
@@ -1013,15 +1012,16 @@ assert crossing == len(data_parallel)
 
 # %% [markdown]
 # The opposite is true. If tensor parallelism fills the node, *every* data-parallel group crosses nodes, and so do all
-# gradients: a rank sends 1/8 of them, and the 8 ranks of a node send all of them. The statement holds only if both axes
-# together fit into one node, and either there is only one node or only a third axis (pipeline parallelism) crosses
+# gradients: a rank sends 1/8 of them, and the 8 ranks of a node send all of them. The statement is true only if both
+# axes together fit into one node, and either there is only one node or only a third axis (pipeline parallelism) crosses
 # nodes.
 #
 # ### Adding hosts has a limit
 #
-# The next plot distributes seven billion parameters and 512 rows per step over more and more hosts of 8 GPUs on
-# Ethernet. With every doubling, the work of a rank halves, but its traffic does not. (The plot shows only the time, and
-# does not check whether a rank has enough memory for 64 rows when there is only one host.)
+# The next plot shows the step time of a model with seven billion parameters and a global batch of 512 samples ("rows"
+# in the plot) on an increasing number of 8-GPU hosts connected by Ethernet. With every doubling, the work of a rank
+# halves, but its traffic does not. (The cost model does not check whether the memory of a rank suffices for 64 samples,
+# as a single host requires.)
 
 # %%
 job, hosts = JOBS["7 billion"], [1, 2, 4, 8, 16, 32, 64]
@@ -1057,35 +1057,33 @@ plots.lines(
 # %% [markdown]
 # ## What is still missing
 #
-# The model overlaps everything and runs every ring at the speed given in the data sheet. It leaves out the latency of
-# long rings, congestion and stragglers. These all grow with the number of ranks and favour smaller groups. Nothing here
-# was measured on a GPU. Also, F is chosen once for the entire model, but a policy may choose it per module
-# (`minifsdp/fsdp/torch_api/groups.py` passes groups down).
+# The cost model assumes perfect overlap, and that every ring runs at the speed given in the data sheet. It omits the
+# latency of long rings, congestion and stragglers, all of which grow with the number of ranks and favour smaller
+# groups. Nothing here was measured on a GPU. Also, F is chosen once for the entire model, whereas a policy may choose
+# it per module (`minifsdp/fsdp/torch_api/groups.py` passes groups down).
 #
-# Gradients are clipped by their norm over *one* sharding group, not over the world: replicas hold
-# the same shards, and would be counted R times (`minifsdp/clip_grad.py`). A checkpoint also needs
-# only one replica.
+# Gradients are clipped by their norm over *one* sharding group, not over all ranks: replicas hold the same shards,
+# which would be counted R times (`minifsdp/clip_grad.py`). A checkpoint also needs only one replica.
 #
-# There are other hybrids. In this lab, the optimizer state (12 of the 16 bytes) is held R times. ZeRO++ ([arXiv
-# 2306.10209](https://arxiv.org/abs/2306.10209), hpZ) shards them over all ranks and keeps a copy of the weights inside
-# each host, for the gathers in the backward pass. torch's `_HYBRID_SHARD_ZERO2` uses SHARD_GRAD_OP (lab 05) inside the
-# groups.
+# There are other hybrid strategies. In this lab, there are R copies of the optimizer state (12 of the 16 bytes). ZeRO++
+# ([arXiv 2306.10209](https://arxiv.org/abs/2306.10209), hpZ) shards this state over all ranks and keeps a copy of the
+# weights inside each host, for the gathers in the backward pass. torch's `_HYBRID_SHARD_ZERO2` uses SHARD_GRAD_OP
+# (lab 05) inside the groups.
 #
 # ## What to remember
 #
-# 1. A sharding group consists of neighbouring ranks; a replica group consists of the ranks at the same position in each
-#    sharding group. Every rank creates every group.
-# 2. Gradients are reduce-scattered inside the sharding group, all-reduced (1/F of them) across the replicas, and then
-#    accumulated. Only code that reads gradients waits for the second stage.
+# 1. A sharding group consists of consecutive ranks; a replica group consists of the ranks at the same position in each
+#    sharding group. Every rank must create every group.
+# 2. Gradients are reduce-scattered inside the sharding group, the resulting shards are all-reduced across the replicas,
+#    and then accumulated. Only code that reads gradients waits for the second stage.
 # 3. Memory depends on F, not on N. F = 1 is data parallelism, and F = N is full sharding. Replicas must start equal.
-# 4. A rank sends 1/F of the gradients to other hosts; a host sends all of them. The gathers stay
-#    inside.
+# 4. A rank sends 1/F of the gradients to other hosts; a host sends all gradients. The gathers stay inside the host.
 # 5. Choose the smallest F that fits, unless a measurement or a model says otherwise. The layer being computed and the
-#    activations cannot be sharded, and set the limit.
+#    activations cannot be sharded, so they set the limit.
 #
 # ## Questions
 #
-# **1. With 2 hosts of 8 and F = 8, one rank fails. How many shards are lost?**
+# **1. One rank fails on 2 hosts with 8 ranks each and F = 8. How many shards are lost?**
 #
 # <details><summary>Answer</summary>
 #
@@ -1097,33 +1095,33 @@ plots.lines(
 #
 # <details><summary>Answer</summary>
 #
-# The sharding group has more traffic, 3 M compared with 2 M / F, and this includes the urgent traffic, the gathers.
-# Consecutive ranks share a host. With the two kinds of group swapped, all gathers would cross hosts.
+# The sharding group has more traffic, 3 M compared with 2 M / F, including the gathers, which are time-critical.
+# Consecutive ranks share a host. If the two kinds of group were swapped, all gathers would cross hosts.
 # </details>
 #
-# **3. Under `no_sync`, which of the two stages is left out, and could one be kept?**
+# **3. Under `no_sync`, which of the two stages is omitted, and could one be kept?**
 #
 # <details><summary>Answer</summary>
 #
-# Both are left out, and the unsharded gradient [P] is kept. You could instead reduce-scatter every micro-batch inside
-# the host, accumulate a shard [P / F], and all-reduce only the last sum. That saves memory and traffic on the slow
-# link. FSDP2 offers this as `set_requires_all_reduce`.
+# Both are omitted, and the unsharded gradient [P] is kept. You could instead reduce-scatter the gradients of every
+# micro-batch inside the host, accumulate a shard [P / F], and all-reduce only the final sum. That saves memory and
+# traffic on the slow link. FSDP2 offers this as `set_requires_all_reduce`.
 # </details>
 #
 # **4. Which numbers in the table of 11.5 would change if the two groups were swapped?**
 #
 # <details><summary>Answer</summary>
 #
-# The bytes held would not change here, because 2 x 2 is the same both ways. The bytes that leave the host would change:
-# gathers would leave it, in two rings at the same time.
+# The number of bytes held would not change, because both kinds of group have 2 ranks here. The number of bytes that
+# leave the host would change: gathers would leave it, in two rings at the same time.
 # </details>
 #
-# **5. A model fits with F = 4 on hosts of 8. Why might F = 8 be the better choice?**
+# **5. A model fits with F = 4 on hosts with 8 GPUs. Why might F = 8 be the better choice?**
 #
 # <details><summary>Answer</summary>
 #
-# Each rank holds half as much, which allows a larger batch, and a host sends slightly less: (R - 1) / R of 2 M with
-# half as many replicas. The cost is that each rank sends 7/8 instead of 3/4 of each gather, inside the host.
+# Each rank holds half as much, which allows a larger batch, and a host sends slightly less: (R - 1) / R · 2 M, with
+# half as many replicas. In return, each rank sends 7/8 instead of 3/4 of the data in each gather, inside the host.
 # </details>
 #
 # ## Further reading

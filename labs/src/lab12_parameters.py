@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Lab 12: per-parameter FSDP
 #
-# A flat parameter is easy to communicate: it is a single buffer, its shards are even, and it needs no copies. But it
-# hides the parameters inside it. An optimizer sees one long vector per unit. A frozen weight gets a gradient because a
-# neighbouring weight is trained. A checkpoint needs code that knows the offsets. FSDP2 (`fully_shard` in torch) keeps
+# A flat parameter is easy to communicate: it is a single buffer with equal shards, and needs no copies. But it hides
+# the original parameters. An optimizer sees one long vector per unit. A frozen weight gets a gradient because another
+# weight in the unit is trained. Checkpointing needs code that knows the offsets. FSDP2 (`fully_shard` in torch) keeps
 # each parameter under its own name in its own module, and shards it individually. A unit is still gathered with a
 # single all-gather, so the shards have to be *copied* into one buffer and out of it.
 #
@@ -23,7 +23,7 @@
 #
 # **Afterwards you can**
 #
-# - state which shard of a parameter each rank holds, even if there are few rows or they do not divide evenly;
+# - state which shard of a parameter each rank holds, even if there are few rows or their number is not divisible by N;
 # - explain rank order and parameter order, and the copies between them;
 # - free a buffer that another stream is still reading, without `record_stream` and without a limiter;
 # - compute the cost of per-parameter sharding compared with a flat parameter, in bytes, copies and padding;
@@ -121,10 +121,9 @@ for kind, (*some, number) in launch(names, RANKS)[0].items():
     print(f"{kind}: {number} parameters, such as", *some, sep="\n    ")
 
 # %% [markdown]
-# With flat parameters, an optimizer finds six vectors; with `fully_shard`, it finds every parameter. Each of these is a
-# *DTensor*, which consists of this rank's shard, the global shape, and the placements, here `Shard(0)` on a mesh of 2
-# ranks. torch's optimizers, gradient clipping and checkpoints work with DTensors, so none of them needs any code from
-# us.
+# With flat parameters, an optimizer finds six vectors; with `fully_shard`, it finds every parameter. Each parameter is
+# a *DTensor*, which consists of this rank's shard, the global shape, and the placements, here `Shard(0)` on a mesh of 2
+# ranks. torch's optimizers, gradient clipping and checkpoints support DTensors, so none of them needs additional code.
 #
 # ## 12.1 Shard a parameter
 #
@@ -132,8 +131,8 @@ for kind, (*some, number) in launch(names, RANKS)[0].items():
 #
 # The shard boundaries of a flat parameter can fall anywhere, even inside a row. FSDP2 splits each parameter along one
 # dimension, dimension 0 by default, as `torch.chunk` does. The first shards have ceil(length / N) rows, the next shard
-# has the remaining rows, and the ranks after that have **nothing**, that is, a shard with 0 rows. Rows stay together,
-# as block-wise quantization and optimizers that work on matrices require.
+# has the remaining rows, and the ranks after that have **nothing**, that is, a shard with 0 rows. Rows are never split,
+# as block-wise quantization and matrix-based optimizers require.
 #
 # Predict: the weight of a LayerNorm has 105 elements. How many of 64 ranks hold no element of it?
 
@@ -172,8 +171,8 @@ for shape, ranks, dim in (([5, 3], 2, 0), ([4], 3, 0), ([4, 6], 2, 1)):
 
 # %% [markdown]
 # If the first dimension is small, some ranks have nothing to store. `shard_placement_fn` may then choose another
-# dimension, whose length must be divisible by N: padding at the end of *each row* would leave no contiguous view of the
-# parameter.
+# dimension, whose length must be divisible by N: with padding at the end of *each row*, the parameter could not be a
+# contiguous view.
 #
 # ## 12.2 Copy in
 #
@@ -225,11 +224,11 @@ print(*toy.view(2, 12).int().tolist(), sep="\n")
 #
 # The buffer is now in *rank order*: row r contains rank r's shard of every parameter. A layer needs *parameter order*,
 # in which all shards of one parameter are together. Each order is the transpose of the other. With a flat parameter,
-# the two orders are the same, because its shards follow one another, so the parameters are views of the gathered
-# buffer. Here, a copy is inevitable, and so is a second buffer: the gathered buffer and the unsharded parameters exist
-# at the same time while the copy runs.
+# the two orders are the same, because the shards are consecutive slices, so the parameters are views of the gathered
+# buffer. Here, a copy is inevitable, and so is a second buffer: while the copy runs, the gathered buffer and the
+# unsharded parameters exist at the same time.
 #
-# Predict: at the peak of a gather, how many bytes of gathered parameters does a rank hold, for each byte of the unit's
+# Predict: at the peak of a gather, how many bytes of gathered parameters does a rank hold per byte of the unit's
 # parameters? (With a flat parameter, the answer is 1.)
 
 # %%
@@ -262,17 +261,17 @@ print("copied out: w", whole[0].int().tolist(), "b", whole[1].int().tolist())
 #
 # *8 minutes, medium*
 #
-# The backward pass leaves one unsharded gradient per parameter, which autograd allocates wherever it likes. A single
-# reduce-scatter handles all gradients of a unit. Its input is [N, S], and row r contains the chunks that rank r will
-# keep. So each gradient is chunked, each chunk is padded, and the chunks for one rank are concatenated. This time the
-# unused places must be zero: a sum reads every element, and a communication hook or a check for infinities reads the
-# result.
+# The backward pass produces one unsharded gradient per parameter, and autograd allocates each of them separately. A
+# single reduce-scatter handles all gradients of a unit. Its input is [N, S], and row r contains the chunks that rank r
+# will keep. So each gradient is chunked, each chunk is padded, and the chunks for one rank are concatenated. This time,
+# the unused elements must be zero: a sum reads every element, and a communication hook or a check for infinities reads
+# the result.
 #
 # A frozen parameter gets no column. With flat parameters this is not possible, because the gradient of a flat parameter
 # is as long as the entire unit.
 #
-# Predict: only the biases of this GPT are trained. A block has 134 thousand elements, of which about 1,200 are in its
-# six biases. By what factor do flat units reduce more bytes of gradients than your units?
+# Predict: suppose that only the biases of this GPT are trained. A block has 134 thousand elements, of which about 1,200
+# are in its six biases. How many times as many gradient bytes do flat units reduce as your units?
 
 # %%
 predict("12.4", ..., "bytes of gradients sent, flat over per-parameter, if only the biases are trained")
@@ -298,9 +297,8 @@ def chunk_cat(packed: Tensor, gradients: Sequence[Tensor], dims: Sequence[int], 
 # ### Your unit in the engine
 #
 # minifsdp's engine decides *when* to gather, free and reduce, as in labs 05 to 08. Your functions replace `Cut.of`,
-# `Gather.start`, `Gather.copy_out` and `Gradients.pack` of the package. The package does the same work with one kernel
-# for each group of parameters and each step: `torch._foreach_copy_`, `torch.split_with_sizes_copy` and
-# `torch._chunk_cat`.
+# `Gather.start`, `Gather.copy_out` and `Gradients.pack` of the package. The package implements each of these steps with
+# one kernel per group of parameters: `torch._foreach_copy_`, `torch.split_with_sizes_copy` and `torch._chunk_cat`.
 
 
 # %%
@@ -396,10 +394,10 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 # %% [markdown]
 # ### Measured: the same losses
 #
-# The next cell trains in three ways on 2 and on 3 ranks (with flat units, with yours and with the package's), and in
-# one process with all rows. A sum of two numbers does not depend on their order, so on 2 ranks the losses of the three
-# ways are equal bit for bit. On 3 ranks, the order depends on the backend: gloo adds in rank order here, and the losses
-# are equal again; with NCCL, the order depends on the position of an element in the buffer.
+# The next cell trains with three kinds of units on 2 and on 3 ranks (flat units, your units and the package's), and in
+# one process with the full batch. A sum of two numbers does not depend on their order, so on 2 ranks, the losses of all
+# three are equal bit for bit. On 3 ranks, the order depends on the backend: gloo adds in rank order here, and the
+# losses are equal again; with NCCL, the order depends on the position of an element in the buffer.
 
 
 # %%
@@ -460,13 +458,13 @@ for name, (most, one) in gathers.items():
 assert gathers["flat"][0] == gathers["flat"][1]
 
 # %% [markdown]
-# The second buffer exists only until the copy out has finished. Over an entire step, its cost is small, because memory
-# peaks in the backward pass, when activations and gradients are held.
+# The second buffer exists only until the copy out has finished. It hardly affects the peak of an entire step, because
+# memory peaks in the backward pass, when activations and gradients are allocated.
 #
 # ### Measured: flat versus per-parameter
 #
-# The next cells measure the second step of each way. Copies are calls of torch's copying operators outside of
-# collectives, and we count the bytes that they write. We expect two gathers and one reduction per unit, with one gather
+# The next cells measure the second training step with each kind of unit. Copies are calls to torch's copy operators
+# outside of collectives, counted in bytes written. We expect two gathers and one reduction per unit, with one gather
 # fewer for the root. We also expect that this rank's shards are copied into each gather, that all parameters are copied
 # out of each gather, and that each gradient is copied once.
 
@@ -578,8 +576,8 @@ assert lines_of["reduce-scatters"] == [len(rows)] * 3
 assert lines_of["bytes sent"][1:] == [sent] * 2
 
 # %% [markdown]
-# Per-parameter sharding costs a second buffer in each gather, and copies. Flat units copy each gradient once, into the
-# flat gradient; per-parameter units also copy parameters into and out of each gather. The number of *kernels* is the
+# Per-parameter sharding costs copies, and a second buffer in each gather. Flat units copy each gradient once, into the
+# flat gradient; per-parameter units also copy parameters into and out of each gather. The number of *kernels* is a
 # smaller problem: the package's three multi-tensor operators replace hundreds of calls to `copy_` (compare the last two
 # columns). The collectives are the same, and the bytes sent differ only by padding.
 #
@@ -623,7 +621,7 @@ plots.stages(
 #
 # How much time does the Python code of a unit take? The next cell times 16 units of eight parameters each, on rank 0 of
 # 2, with collectives that return immediately. It prints the additional CPU time compared with the plain module. The
-# numbers apply to this machine.
+# numbers depend on the machine.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -668,13 +666,13 @@ for name in list(host)[1:]:
     print(f"{name:20} {(host[name] - host['plain']) / 16 * 1e6:6.0f} µs per unit and step beyond the plain module")
 
 # %% [markdown]
-# More parameters mean more Python work: a unit has as many leaves, hooks and shards as it has parameters. The host
-# spends this time while it queues work. It matters only if the device computes a unit in less time than that.
+# More parameters mean more Python work: a unit has as many leaf tensors, hooks and shards as parameters. The host
+# spends this time while it queues work. It matters only if the device computes a unit in less time.
 #
 # ### Measured: frozen parameters without gradient memory
 #
-# In this measurement, only biases are trained. The flat units keep the original parameters (`use_orig_params=True`);
-# otherwise, frozen and trainable parameters could not be in the same unit (lab 10b).
+# In this measurement, only the biases are trained. The flat units keep the original parameters
+# (`use_orig_params=True`); otherwise, frozen and trainable parameters could not be in the same unit (lab 10b).
 
 
 # %%
@@ -718,27 +716,27 @@ print(f"all biases' gradients, whole: {4 * (sum(map(sum, biases)) + 105 + 257):,
 assert ratio > 100
 
 # %% [markdown]
-# In a flat unit, a single trainable bias causes a gradient as long as the entire unit to be sent. In your units, frozen
-# parameters are gathered, because the computation needs them, but no gradients are stored or sent for them. LoRA needs
-# no wrapping tricks.
+# In a flat unit, a single trainable bias is enough: a gradient as long as the entire unit is sent. In your units,
+# frozen parameters are gathered, because the computation needs them, but no gradients are stored or sent for them. LoRA
+# needs no special wrapping.
 #
 # ## 12.5 Hold a buffer without `record_stream`
 #
 # *10 minutes, medium*
 #
-# On a GPU, the buffer is allocated on the gather stream, and the *compute* stream reads it last, in the copy out. The
-# caching allocator gives a freed block immediately to the next request on the stream that allocated the block. The
-# solution in lab 08 is `record_stream`: the allocator holds the block back until an event behind the reader has
-# happened, and it checks for the event only when memory is requested. A host that runs ahead finds the memory still
-# taken, and so needs a limiter.
+# On a GPU, the buffer is allocated on the gather stream, and its last reader is the copy out on the *compute* stream.
+# The caching allocator gives a freed block immediately to the next request on the stream that allocated it. The
+# solution in lab 08 is `record_stream`: the allocator holds the block back until an event recorded after the reader has
+# completed, and it queries the event only when memory is requested. If the host runs ahead, the memory is still in use
+# at that time, so a limiter is needed.
 #
-# FSDP2 does without `record_stream` and without a limiter. It *keeps a reference* to the buffer. Before the stream that
-# owns the buffer allocates the next one, a wait for an event behind the last reader is put into that stream's queue;
-# then the memory is freed. Whatever the owner does with this memory comes later in its own queue, so the block may be
-# reused immediately, however far ahead the host is. The host never waits.
+# FSDP2 needs neither `record_stream` nor a limiter. It *keeps a reference* to the buffer. Before the stream that owns
+# the buffer allocates the next one, the host queues a wait on that stream for an event recorded after the last reader;
+# then it frees the memory. Any later use of this memory by the owner comes after the wait in the same stream, so the
+# block may be reused immediately, however far ahead the host is. The host itself never waits.
 #
 # Predict: at any moment, `active - allocated` is the number of bytes that the program has freed but the allocator must
-# hold back. What is the largest such difference in a step with your pair of functions?
+# hold back. What is the maximum of this difference in a step with your pair of functions?
 
 # %%
 predict("12.5", ..., "bytes that are freed and held back, at most, with your `keep` and `give_back`")
@@ -765,9 +763,9 @@ def hold() -> tuple[Callable[[Tensor], None], Callable[[torch.device], None]]:
 # %% [markdown]
 # ### Modelled: the memory that each way holds
 #
-# Real training steps are recorded, and then replayed on a simulated GPU that is slow enough for the host to run far
-# ahead. There is no limiter. The copies are those of the package, one kernel each. Gathered buffers and packed
-# gradients are given back in three ways: with your functions, with `record_stream`, and without any wait.
+# The next cells record real training steps, and replay them without a limiter on a simulated GPU that is slow enough
+# for the host to run far ahead. The copies are the package's, with one kernel each. Gathered buffers and packed
+# gradients are released in three ways: with your functions, with `record_stream`, and without any wait.
 
 
 # %%
@@ -869,26 +867,26 @@ plots.timeline(
 )
 
 # %% [markdown]
-# With `record_stream`, 18.7 MiB are held back at one moment: the first figure shows them as freed, waiting for an
-# event. Only the *host* could delay these gathers, which is what the limiter of lab 08 does. With your functions, the
-# streams delay the gathers (first row of the second figure), and the host queues the entire step without stopping.
+# With `record_stream`, up to 18.7 MiB are held back: the first figure shows them as freed, waiting for an event. Only
+# the *host* could delay these gathers, as it does with the limiter of lab 08. With your functions, the streams delay
+# the gathers (first row of the second figure), and the host queues the entire step without stopping.
 #
 # The third way, freeing without a wait, needs no more memory and no more time, but it is wrong: a packing kernel gets
-# memory that the link may still be using. On a GPU, no error would be raised; now and then, a loss would be wrong.
+# memory that a transfer may still be using. On a GPU, no error would be raised, but a loss would occasionally be wrong.
 #
 # ## 12.6 Pad to 16 bytes
 #
 # *5 minutes, easy*
 #
-# Each column is as wide as the largest shard, so a row can have any number of elements, and row r begins at r times
-# that number. If the size of a row is not a multiple of 16 bytes, some rows begin at addresses from which NCCL cannot
-# load 16 bytes at once, and the collective becomes much slower:
+# Each column is as wide as the largest shard, so a row can have any number of elements, S, and row r begins at element
+# r · S. If the size of a row is not a multiple of 16 bytes, some rows begin at addresses from which NCCL cannot load 16
+# bytes at once, and the collective becomes much slower:
 # [pytorch#195450](https://github.com/pytorch/pytorch/issues/195450) reports this for FSDP2's layout, and
 # [nccl#413](https://github.com/NVIDIA/nccl/issues/413) and
 # [nccl-tests#97](https://github.com/NVIDIA/nccl-tests/issues/97) explain it. torch 2.13 does not pad rows; minifsdp
 # adds a gap to each row.
 #
-# Predict: what is the largest number of bytes that the gap in a row of float32 can have?
+# Predict: what is the maximum size, in bytes, of the gap in a row of float32 elements?
 
 # %%
 predict("12.6", ..., "bytes of the largest gap in rows of float32")
@@ -935,9 +933,9 @@ assert near
 # ### Computed: the cost and the benefit of padding
 #
 # There are two kinds of padding. Padding of *rows* rounds a parameter's length up to a multiple of N. It grows with N,
-# and costs most if a parameter has few, long rows. The *gap* takes at most 15 bytes for each rank and unit. A flat unit
-# has only its own kind of padding, at most N - 1 elements (lab 04). The table is for the course's GPT in bf16, with the
-# dimensions of a small real model.
+# and costs most if a parameter has few long rows. The *gap* takes at most 15 bytes per rank and unit. A flat unit is
+# padded by at most N - 1 elements (lab 04). The table is for the course's GPT in bf16, with the dimensions of a small
+# real model.
 
 # %% tags=["C26"]
 with torch.device("meta"):
@@ -983,16 +981,16 @@ plots.lines(
 )
 
 # %% [markdown]
-# Whether the gap has a benefit depends on luck. On 8 or 16 ranks, the blocks of this model have aligned shards anyway;
-# only the root does not, because its vocabulary size is odd. On 7, 64 or 256 ranks, hardly any unit has aligned shards,
-# whether flat or per-parameter. (On 64 ranks, a LayerNorm's 768 elements leave 12 for each rank, which is 24 bytes.)
-# The cost is at most 15 bytes per rank and unit.
+# Whether the gap has a benefit depends on the sizes. On 8 or 16 ranks, the blocks of this model have aligned shards
+# anyway; only the root's shards are not aligned, because the vocabulary size is odd. On 7, 64 or 256 ranks, hardly any
+# unit has aligned shards, whether flat or per-parameter. (On 64 ranks, a LayerNorm's 768 elements leave 12 for each
+# rank, which is 24 bytes.) The cost is at most 15 bytes per rank and unit.
 #
 # ### Measured: names and checkpoints unchanged
 #
-# After three steps on 2 ranks, the next cell makes three checks. It compares the keys of `state_dict()` with those of
-# the plain model. It saves the full values with `torch.save` and loads them into a plain model. And it saves the
-# sharded state with `torch.distributed.checkpoint` and loads it on 3 ranks into freshly sharded models.
+# After three steps on 2 ranks, the next cell makes three checks. First, it compares the keys of `state_dict()` with
+# those of the plain model. Second, it saves the full values with `torch.save` and loads them into a plain model. Third,
+# it saves the sharded state with `torch.distributed.checkpoint` and loads it on 3 ranks into newly sharded models.
 
 # %%
 import tempfile
@@ -1041,13 +1039,13 @@ assert saved["keys"] == keys
 assert all(equal)
 
 # %% [markdown]
-# None of this is code of FSDP. A DTensor knows its global shape and its placements, and a checkpoint needs nothing
+# None of this needs code in FSDP. A DTensor knows its global shape and its placements, and a checkpoint needs nothing
 # else. In lab 10b, by contrast, you wrote this code yourself.
 #
 # ## What is still missing
 #
 # - A unit may mix dtypes. The package gathers such parameters as bytes, wide dtypes first (`minifsdp/fsdp2/cut.py`).
-# - A parameter may have no gradient on some rank. The package then fills its column with -0.0, so that a rank can
+# - A parameter may have no gradient on some ranks. The package then fills its column with -0.0, so that a rank can
 #   distinguish "no rank had a gradient" from a gradient of zero (`minifsdp/fsdp2/gradients.py`).
 # - Your functions do not support replicas on a 2-D mesh, re-gathering in the backward pass within a smaller group, or
 #   float8 gathers through extensions. `fully_shard` has arguments for these, and the package supports all of them.
@@ -1060,15 +1058,15 @@ assert all(equal)
 # 2. Collectives need rank order, and computation needs parameter order. So per-parameter sharding costs a copy in, a
 #    copy out, and a second buffer during the gather.
 # 3. There is still one collective per gather or reduction of a unit. Gradients are packed once all of them are
-#    complete; frozen parameters take no part in this.
-# 4. Keep a reference to a buffer, make the owner's stream wait, then free the buffer: this needs neither
+#    complete; frozen parameters have none.
+# 4. Keep a reference to a buffer, make the stream that owns it wait, then free the buffer: this needs neither
 #    `record_stream` nor a limiter.
-# 5. Padding comes from never splitting a row; aligning shards to 16 bytes is nearly free.
-# 6. Names, checkpoints and optimizers stay unchanged, which is why FSDP2 exists.
+# 5. Padding is the cost of never splitting a row; aligning shards to 16 bytes is nearly free.
+# 6. Names, checkpoints and optimizers stay unchanged; this is the purpose of FSDP2.
 #
 # ## Questions
 #
-# **1. The weight of a Linear, [3, 4096], is sharded over 8 ranks. What does each rank hold, and how could you do
+# **1. The weight of a Linear, [3, 4096], is sharded over 8 ranks. What does each rank hold, and how could you shard it
 # better?**
 #
 # <details><summary>Answer</summary>
@@ -1078,12 +1076,12 @@ assert all(equal)
 # rank holds 512 columns.
 # </details>
 #
-# **2. Why must unused places be zero in 12.4, but not in 12.2?**
+# **2. Why must unused elements be zero in 12.4, but not in 12.2?**
 #
 # <details><summary>Answer</summary>
 #
-# The unused places of a gathered row are never read, because the copy out skips them. A reduction sums all places. The
-# sums in unused places are not delivered to any parameter, but hooks and checks for infinities see them, and a single
+# The unused elements of a gathered row are never read, because the copy out skips them. A reduction sums all elements.
+# The sums of unused elements do not reach any parameter, but hooks and checks for infinities read them, and a single
 # NaN there would spoil the result.
 # </details>
 #
@@ -1091,17 +1089,17 @@ assert all(equal)
 #
 # <details><summary>Answer</summary>
 #
-# Yes, they could: nothing in 12.5 depends on the layout. The last reader of a flat buffer is the unit's computation, so
-# the stream that owns the buffer waits longer than for a copy out.
+# Yes: nothing in 12.5 depends on the layout. The last reader of a flat buffer is the unit's computation, so the stream
+# that owns the buffer waits longer than it would for a copy out.
 # </details>
 #
 # **4. For which optimizers would it be wrong to split a parameter between any two elements, as a flat parameter does?**
 #
 # <details><summary>Answer</summary>
 #
-# It would be wrong for optimizers that work on matrices or rows, such as Muon, Shampoo and Adafactor. Adam works
-# element by element. Even a shard of unsplit rows is not the complete matrix, so optimizers that need complete matrices
-# gather them first.
+# It would be wrong for optimizers that work on matrices or rows, such as Muon, Shampoo and Adafactor. Adam is
+# elementwise, so it is not affected. Even a shard with complete rows is not the complete matrix, so matrix-based
+# optimizers first gather the matrices.
 # </details>
 #
 # ## Further reading
