@@ -34,7 +34,8 @@ def split_linears(module: nn.Module) -> None:
 
 def _forward(linear: nn.Linear, input: Tensor) -> Tensor:
     leaves = linear.weight, linear.bias
-    y: Tensor = _Linear.apply(input, leaves, torch.empty(0, requires_grad=any(map(_is_trained, leaves))))  # type: ignore[no-untyped-call]
+    anchor = torch.empty(0, requires_grad=any(map(_is_trained, leaves)))
+    y: Tensor = _Linear.apply(input, leaves, anchor)  # type: ignore[no-untyped-call]
     return y
 
 
