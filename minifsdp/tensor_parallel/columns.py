@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, left, local_parameters
+from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, check_plain, left, local_parameters
 from minifsdp.tensor_parallel.layouts import Layout, check_layouts, from_front, relaid
 from minifsdp.tensor_parallel.parameters import Ranks, local_part
 
@@ -45,13 +45,17 @@ class ColwiseParallel(LayerStyle):
         self.input_layouts = self.input_layouts or Replicate()
         self.output_layouts = self.output_layouts or Shard(-1)
         check_layouts(input_layouts=self.input_layouts, output_layouts=self.output_layouts)
+        if self.parts is not None and (not isinstance(self.parts, int) or self.parts < 1):
+            raise ValueError(f"parts = {self.parts!r}: give the number of matrices in the weight, 1 or more")
 
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
         stacked = self.parts not in (None, 1)
         if isinstance(module, nn.Linear):
+            check_plain(module, nn.Linear)
             return {name: Shard(1) if stacked else Shard(0) for name, _ in module.named_parameters()}
         if not isinstance(module, nn.Embedding):
             raise TypeError(f"ColwiseParallel is for nn.Linear and nn.Embedding, not {type(module).__name__}")
+        check_plain(module, nn.Embedding)
         if module.max_norm is not None or module.sparse:
             raise ValueError("ColwiseParallel cannot cut an nn.Embedding with max_norm or sparse gradients: unset them")
         if stacked:

@@ -34,14 +34,19 @@ def parallelize_gpt(model: Any, mesh: DeviceMesh, sequence: bool = False, regath
             gather them again there.
 
     Raises:
-        ValueError: the number of heads is not divisible by the number of ranks; or, in forward with `sequence`, the
-            number of tokens is not.
+        TypeError: the model is another one.
+        ValueError: `regather` without `sequence`; the number of heads is not divisible by the number of ranks; or, in
+            forward with `sequence`, the number of tokens is not.
     """
+    if regather and not sequence:
+        raise ValueError("regather=True without sequence=True: inputs are whole on every rank, and nothing is gathered")
+    if not hasattr(model, "blocks"):
+        raise TypeError(f"a {type(model).__name__} instead of the course's GPT: use parallelize_module with a plan")
     for block in model.blocks:
         divide(block, mesh, "heads")
     stream: Layout = Shard(1) if sequence else Replicate()
     norm = SequenceParallel(use_local_output=True) if sequence else Replicated()
-    columns: dict[str, Any] = {"input_layouts": stream, "regather": regather and sequence}
+    columns: dict[str, Any] = {"input_layouts": stream, "regather": regather}
     if sequence:
         cut = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(0), use_local_output=True)
         parallelize_module(model.position, mesh, cut)

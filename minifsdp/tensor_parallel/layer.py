@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from minifsdp.tensor_parallel.layouts import Layout, are_equal, from_front, move
 from minifsdp.tensor_parallel.parameters import Ranks, distribute, local_part, local_parts, placed
@@ -69,6 +70,24 @@ class LayerStyle(ParallelStyle):
         if inner:
             raise ValueError(f"{style} of a {kind} that has {inner[0]}: give {style} to its submodules")
         return layouts
+
+
+def check_plain(module: nn.Module, kind: type[nn.Module]) -> None:
+    """
+    Raises:
+        ValueError: a subclass of `kind` whose forward would take this rank's part for the whole; or a layer whose
+            weight is not a parameter of its own, or is read by another module.
+    """
+    name = type(module).__name__
+    if type(module).forward is not kind.forward:
+        raise ValueError(
+            f"{name} is an nn.{kind.__name__} with its own forward, to which a rank's part would look like the whole "
+            "layer: give it a style of torch.distributed.tensor.parallel, which follows each operator"
+        )
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        raise ValueError(f"{name}: nn.MultiheadAttention reads its weight without a call; use Linear layers instead")
+    if computed := dict(module.named_parameters()).keys() - {"weight", "bias"}:
+        raise ValueError(f"{name} computes its weight from {min(computed)}: remove weight_norm or spectral_norm first")
 
 
 def _check_call(module: nn.Module, layouts: dict[str, Layout], args: Any, kwargs: Any) -> None:

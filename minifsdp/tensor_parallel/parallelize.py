@@ -47,6 +47,8 @@ def parallelize_module(
     """
     check_labelled_calls()
     mesh = private.current_mesh() if device_mesh is None else device_mesh
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"device_mesh is a {type(mesh).__name__}: give a DeviceMesh, such as init_device_mesh returns")
     if mesh.ndim != 1:
         raise ValueError(f"a mesh of {mesh.ndim} dimensions: give parallelize_module one of them, such as mesh['tp']")
     if mesh.get_coordinate() is None:
@@ -58,6 +60,8 @@ def parallelize_module(
     if isinstance(parallelize_plan, ParallelStyle):
         parallelize_plan.src_data_rank = src_data_rank
         return parallelize_plan._apply(module, mesh)
+    if isinstance(parallelize_plan, type):
+        raise TypeError(f"the class {parallelize_plan.__name__} as a style: give an instance, with parentheses")
     if not isinstance(parallelize_plan, Mapping):
         raise TypeError(f"a plan is a style or a dict of styles by name, not a {type(parallelize_plan).__name__}")
     targets = list(_once(_targets(module, parallelize_plan)))

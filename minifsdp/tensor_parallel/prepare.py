@@ -5,6 +5,8 @@ A DTensor carries its layout; the layout of a plain tensor is an argument of the
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -54,6 +56,7 @@ class PrepareModuleInput(ParallelStyle):
             raise ValueError(f"input_kwarg_layouts and desired_input_kwarg_layouts differ in {names}: give both")
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _check_names(module, self.input_kwarg_layouts or {})
         ranks = Ranks.of(device_mesh, module)
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -139,6 +142,17 @@ class PrepareModuleInputOutput(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         self.prepare_module_input._apply(module, device_mesh)
         return self.prepare_module_output._apply(module, device_mesh)
+
+
+def _check_names(module: nn.Module, names: Iterable[str]) -> None:
+    """
+    Raises:
+        ValueError: the module's forward has no such argument.
+    """
+    arguments = inspect.signature(module.forward).parameters
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in arguments.values())
+    if missing := [name for name in names if name not in arguments and not takes_any]:
+        raise ValueError(f"{type(module).__name__} has no argument {missing[0]!r}: correct input_kwarg_layouts")
 
 
 def _several(layouts: Layouts) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, left, local_parameters
+from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, check_plain, left, local_parameters
 from minifsdp.tensor_parallel.layouts import Layout, check_layouts, first_of, move
 from minifsdp.tensor_parallel.parameters import Ranks
 
@@ -40,9 +40,11 @@ class RowwiseParallel(LayerStyle):
 
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
         if isinstance(module, nn.Linear):
+            check_plain(module, nn.Linear)
             return {name: Shard(1) if name == "weight" else Replicate() for name, _ in module.named_parameters()}
         if not isinstance(module, nn.Embedding):
             raise TypeError(f"RowwiseParallel is for nn.Linear and nn.Embedding, not {type(module).__name__}")
+        check_plain(module, nn.Embedding)
         if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
             options = "max_norm, sparse gradients or scale_grad_by_freq"
             raise ValueError(f"RowwiseParallel cannot cut an nn.Embedding with {options}: unset them")
@@ -64,6 +66,10 @@ def _multiplied(style: RowwiseParallel, module: Any, x: Tensor, ranks: Ranks) ->
 
 def _looked_up(style: RowwiseParallel, module: Any, x: Tensor, ranks: Ranks) -> Run:
     tokens = arrived(x, style.input_layouts, Replicate(), ranks)
+    if tokens.is_cpu and tokens.numel():  # elsewhere the host would wait for the answer
+        low, high = (int(each) for each in tokens.aminmax())
+        if low < 0 or high >= module.num_embeddings:
+            raise IndexError(f"tokens from {low} to {high} in an nn.Embedding of {module.num_embeddings}: correct them")
     parameters = local_parameters(module)
     mine = parameters["weight"].shape[0]
     first = first_of(module.num_embeddings, ranks.group)

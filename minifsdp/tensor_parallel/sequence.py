@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.nn.modules.batchnorm import _NormBase
 
 from minifsdp import comm, device
 from minifsdp.comm import Label
@@ -39,10 +40,19 @@ class SequenceParallel(LayerStyle):
     sequence_dim: int = 1
     use_local_output: bool = False
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.sequence_dim, int):
+            raise TypeError(f"sequence_dim = {self.sequence_dim!r}: give the number of a dimension")
+
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
+        if isinstance(module, (_NormBase, nn.GroupNorm)):
+            raise ValueError(_mixes(module))
         return _replicated(module)
 
     def run(self, module: nn.Module, x: Tensor, ranks: Ranks) -> Run:
+        normed = len(module.__dict__.get("normalized_shape", ()))
+        if normed and from_front(Shard(self.sequence_dim), x.ndim).dim >= x.ndim - normed:
+            raise ValueError(_mixes(module))
         part = arrived(x, Shard(self.sequence_dim), Shard(self.sequence_dim), ranks)
         with own_random_numbers(ranks.group, x.device) if drops(module) else nullcontext():
             y = yield part, {"_parameters": local_parameters(module, Partial())}
@@ -70,6 +80,13 @@ class Replicated(LayerStyle):
     def run(self, module: nn.Module, x: Tensor, ranks: Ranks) -> Run:
         y = yield arrived(x, Replicate(), Replicate(), ranks), {"_parameters": local_parameters(module)}
         return y if self.use_local_output else left(y, Replicate(), Replicate(), ranks, False)
+
+
+def _mixes(module: nn.Module) -> str:
+    return (
+        f"{type(module).__name__} computes statistics of several tokens, and a rank has only some of them: apply it to "
+        "whole activations, or give it torch's SequenceParallel, which gathers them"
+    )
 
 
 def _replicated(module: nn.Module) -> dict[str, Layout]:

@@ -22,6 +22,7 @@ from minifsdp.tensor_parallel import (
     Replicated,
     RowwiseParallel,
     SequenceParallel,
+    parallelize_gpt,
     parallelize_module,
 )
 
@@ -249,6 +250,36 @@ def by_name(module: nn.Module, name: str) -> Any:
     return lambda: parallelize_module(module, mesh(), {name: ColwiseParallel()})
 
 
+class Cosine(nn.Linear):
+    """Needs all of its features at once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, nn.functional.normalize(self.weight))
+
+
+class Wrapped(nn.Embedding):
+    """Takes tokens of any size."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens % self.num_embeddings)
+
+
+def norm_of(module: nn.Module, *shape: int, **options: Any) -> Any:
+    def run() -> None:
+        parallelize_module(module, mesh(), SequenceParallel(**options))(torch.ones(*shape))
+
+    return run
+
+
+def unknown_tokens() -> None:
+    parallelize_module(nn.Embedding(6, 4), mesh(), RowwiseParallel())(torch.tensor([1, 6]))
+
+
+def no_such_argument() -> None:
+    prepare = PrepareModuleInput(input_kwarg_layouts={"y": Shard(0)}, desired_input_kwarg_layouts={"y": Replicate()})
+    parallelize_module(MLP(), mesh(), prepare)
+
+
 def two_layouts_for_one() -> Any:
     return PrepareModuleInput(input_layouts=(Shard(0), None), desired_input_layouts=Shard(0))
 
@@ -268,6 +299,27 @@ REFUSED = {
     "parts": (columns(nn.Linear(2, 4), parts=3), ValueError, "3 equal parts"),
     "fused": (by_name(nn.ModuleDict({"qkv": nn.Linear(2, 6)}), "qkv"), ValueError, "parts=3"),
     "tied": (by_name(Tied(), "head"), ValueError, "embed and head share"),
+    "own forward": (columns(Cosine(4, 4)), ValueError, "Cosine is an nn.Linear with its own forward"),
+    "own forward, rows": (rows(Cosine(4, 4)), ValueError, "Cosine is an nn.Linear with its own forward"),
+    "own tokens": (rows(Wrapped(4, 4)), ValueError, "Wrapped is an nn.Embedding with its own forward"),
+    "attention": (rows(nn.MultiheadAttention(4, 2).out_proj), ValueError, "reads its weight without a call"),
+    "spectral": (columns(nn.utils.spectral_norm(nn.Linear(4, 4))), ValueError, "computes its weight from weight_orig"),
+    "tokens": (unknown_tokens, IndexError, "tokens from 1 to 6 in an nn.Embedding of 6"),
+    "batch norm": (norm_of(nn.BatchNorm1d(4), 2, 4, 4), ValueError, "BatchNorm1d computes statistics of several"),
+    "groups": (norm_of(nn.GroupNorm(2, 4), 2, 4, 4), ValueError, "GroupNorm computes statistics of several"),
+    "over tokens": (norm_of(nn.LayerNorm((4, 4)), 2, 4, 4), ValueError, "LayerNorm computes statistics of several"),
+    "dimension": (norm_of(nn.LayerNorm(4), 2, 4, 4, sequence_dim="1"), TypeError, "give the number of a dimension"),
+    "no parts": (columns(nn.Linear(2, 4), parts=0), ValueError, "parts = 0: give the number"),
+    "class": (lambda: parallelize_module(MLP(), mesh(), ColwiseParallel), TypeError, "with parentheses"),
+    "class by name": (
+        lambda: parallelize_module(MLP(), mesh(), {"up": ColwiseParallel}),
+        TypeError,
+        "with parentheses",
+    ),
+    "no mesh": (lambda: parallelize_module(MLP(), 2, {}), TypeError, "device_mesh is a int"),
+    "argument": (no_such_argument, ValueError, "MLP has no argument 'y'"),
+    "gpt": (lambda: parallelize_gpt(MLP(), mesh()), TypeError, "a MLP instead of the course's GPT"),
+    "regather": (lambda: parallelize_gpt(MLP(), mesh(), regather=True), ValueError, "without sequence=True"),
     "inner": (lambda: parallelize_module(MLP(), mesh(), SequenceParallel()), ValueError, "has up.weight"),
     "layouts": (two_layouts_for_one, ValueError, "give as many"),
     "names": (lambda: PrepareModuleInput(input_kwarg_layouts={"x": Shard(0)}), ValueError, "differ in"),
