@@ -151,7 +151,7 @@ class TestTimed:
 
     def test_lab_02_rung_3_is_the_fastest(self) -> None:
         ((hidden, first, second, third),) = stored(
-            "02", r"(\d+)% of rung 3's communication travels under compute; steps of (\d+), (\d+), (\d+) ms"
+            "02", r"(\d+)% of rung 3's communication is under compute; steps take (\d+), (\d+), (\d+) ms"
         )
         assert first > second > third
         assert 10 < hidden < 100
