@@ -576,7 +576,7 @@ drawn = plots.flat_layout(
     layers,
     bounds,
     length,
-    title=f"With {16 * length - 213} elements of padding after 213, {holders['layer3.bias']} of 16 ranks share the last bias",
+    title=f"213 elements have {16 * length - 213} of padding; {holders['layer3.bias']} of 16 ranks share the last bias",
     says="Top: the unit of layers 0 and 3, weights solid, biases dotted, padding hatched. Bottom: the shards, "
     "drawn from the bounds that 4.3 returned.",
     lab="04",
