@@ -598,7 +598,7 @@ plots.stages(
     },
     predicted={f"{name}: gathered": bounds[name].unsharded_peak for name in shown}
     | {f"{name}: gradients": bounds[name].gradients_peak for name in shown},
-    title="At depth 1, POST costs no memory and PRE one unit; without a bound, the entire model is gathered",
+    title="At depth 1, POST costs no memory and PRE one unit; without a bound, all units are gathered",
     says="Peak bytes of gathered parameters in a step, then of gradients; the host computes. Diamonds: the "
     "closed form.",
     lab="07",

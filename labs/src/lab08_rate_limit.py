@@ -1166,7 +1166,7 @@ plots.lines(
     {"T5-11B-like": (list(by_room), list(by_room.values()))},
     xlabel="device memory, multiples of the need with k = 2",
     ylabel="step time, multiples of that with k = 2",
-    title=f"Without a limit, a step takes {by_room[T5.room]:.1f} times as long if memory is short, and no longer "
+    title=f"Without a limit, a step takes {by_room[T5.room]:.1f} times as long if memory is short, but not "
     "if it is ample",
     says="With k = 2, a step takes the same time everywhere. Mean of all steps except the first.",
     lab="08",

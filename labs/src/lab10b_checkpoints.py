@@ -1282,7 +1282,7 @@ plots.stages(
     {name: again[name]["at_peak"] for name in ("none", "inside", "around, reentrant")},
     title=f"Recomputation lowers the peak from {none['peak'] / MIB:.2f} to {inside['peak'] / MIB:.2f} MiB",
     says="Memory of a rank at the peak of a step, without checkpoints, with checkpoints inside the units, and around "
-    "them. The peaks come at different moments, so more than activations differs; the table has the peak of model state.",
+    "them. The peaks come at different moments, so more than activations differs. The table has model state's peak.",
     lab="10b",
 )
 

@@ -755,7 +755,7 @@ for factor, median in medians.items():
 plots.timeline(
     {"hybrid, F = 2": spans[2], "fully sharded, F = 4": spans[4]},
     title="Hybrid sharding keeps gathers off the slow link: a step takes "
-    f"{medians[2] / medians[4]:.2f} times as long as fully sharded",
+    f"{medians[2] / medians[4]:.2f} of the fully sharded time",
     says="Lanes of rank 0 over one more step, traced; the lane `communication` is the link between the hosts. Hybrid "
     "sharding uses it only for all-reduces, and waits for them at the end of backward.",
     lab="11",

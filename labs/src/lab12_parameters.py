@@ -593,7 +593,7 @@ plots.curve(
     usage["yours"]["curve"],
     earlier={"flat": usage["flat"]["curve"]},
     title=f"Yours peaks at {usage['yours']['peak'] / MIB:.2f} MiB, flat units at {usage['flat']['peak'] / MIB:.2f}: "
-    "gather buffers are freed before most gradients exist",
+    "gather buffers are freed before gradients pile up",
     says="Bytes of rank 0 over the second step, in the order of allocations and frees. Communication: gathered buffers "
     "in rank order, until they are copied out.",
     lab="12",

@@ -797,8 +797,8 @@ plots.lines(
     title=f"On 4 ranks, a block keeps {activations['tensor parallel'][4] / one:.0%} of its activations, "
     f"and {activations['with sequence parallelism'][4] / one:.0%} with sequence parallelism",
     says="Activations kept until backward on each rank, in tensors of s b h elements. Diamonds: expected, 4 + 12 / t "
-    "and, with sequence parallelism, 2 + 14 / t; in black 16 / t, if everything were sharded. The sums of norms and softmax "
-    "add 1 %.",
+    "and, with sequence parallelism, 2 + 14 / t; in black 16 / t, if everything were sharded. The sums of norms and "
+    "softmax add 1 %.",
     lab="13",
 )
 
