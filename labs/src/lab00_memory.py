@@ -209,7 +209,7 @@ print(f"Ψ = {PSI:,} elements in {len(NUMELS)} parameter tensors")
 
 # %% tags=["C3"]
 print("                    parameters, gradients      optimizer state        bytes per element")
-print("                     measured    expected    measured    expected       K       in all")
+print("                     measured    expected    measured    expected       K        total")
 for dtype in (torch.float32, torch.bfloat16):
     for name, make in OPTIMIZERS.items():
         found = stages_of(make, dtype)["step"]
@@ -298,7 +298,7 @@ outcome(
     round(ours[64]["stage 2"] / 1e9, 1),
     slips={
         "that is stage 1: in stage 2 the gradients are sharded too": 31.4,
-        "that is stage 3: in stage 2 the parameters are still whole": 1.9,
+        "that is stage 3: in stage 2 the parameters are still unsharded": 1.9,
         "that is in GiB": round(ours[64]["stage 2"] / 2**30, 1),
         "K stands for the float32 copy too: 12, not 8": round(zero_stages(psi, 64, k=8)["stage 2"] / 1e9, 1),
     },
@@ -325,11 +325,11 @@ plots.lines(
     expected={stage: (list(points), list(points.values())) for stage, points in paper.items()},
     source="table 1 of the paper",
     xlabel="ranks N",
-    ylabel="model state of a rank, GB",
-    title=f"With 64 ranks stage 3 leaves {ours[64]['stage 3'] / 1e9:.1f} GB of {ours[64]['replicated'] / 1e9:.0f}; "
-    f"stages 1 and 2 end at {floor['stage 1'] / 1e9:.0f} and {floor['stage 2'] / 1e9:.0f} GB",
-    says="Lines: zero_stages for 7.5 billion parameters, K = 12. Diamonds: what the paper says, to 0.1 GB. Stages 1 "
-    "and 2 level out at what they do not shard, 4Ψ and 2Ψ; only stage 3 falls as 1/N, straight on these axes.",
+    ylabel="model state per rank, GB",
+    title=f"On 64 ranks, stage 3 needs {ours[64]['stage 3'] / 1e9:.1f} of {ours[64]['replicated'] / 1e9:.0f} GB per "
+    f"rank; stages 1 and 2 approach {floor['stage 1'] / 1e9:.0f} and {floor['stage 2'] / 1e9:.0f} GB",
+    says="Lines: zero_stages for 7.5 billion parameters, K = 12. Diamonds: values of the paper, to 0.1 GB. Stages 1 "
+    "and 2 level off at the state that they do not shard, 4Ψ and 2Ψ; only stage 3 falls as 1/N, a straight line here.",
     lab="00",
     logx=True,
     logy=True,
@@ -457,9 +457,9 @@ outcome(
 plots.stages(
     stages,
     predicted=expected,
-    title=f"The optimizer holds nothing before its first step, then {o / p:.1f} times the parameters",
-    says="Bars: bytes alive at the end of each stage of the first step, float32, Adam. Diamonds: from training_bytes, "
-    "which has none for forward, because activations are no part of its account.",
+    title=f"Adam holds no state before its first step, and {o / p:.1f} times the parameters' bytes after it",
+    says="Bars: live bytes at the end of each stage of the first step, float32, Adam. Diamonds: training_bytes. It "
+    "does not count activations, so forward has no diamond.",
     lab="00",
     ylabel="memory",
 )
@@ -495,9 +495,9 @@ with Ledger() as ledger, DEVICE:
     optimizer = torch.optim.Adam(model.parameters())
     model.to(torch.bfloat16)
     (updated,) = optimizer.param_groups[0]["params"]
-    print("the optimizer has the model's weight after .to(bfloat16):", updated is model.weight)
+    print("the optimizer still holds the model's weight after .to(bfloat16):", updated is model.weight)
     model.weight = nn.Parameter(model.weight.float())
-    print("the optimizer has the model's weight after a new Parameter:", updated is model.weight)
+    print("the optimizer still holds the model's weight after a new Parameter:", updated is model.weight)
     ledger.watch(model, optimizer)
     before = model.weight.detach().clone()
     model(torch.ones(1, 64)).sum().backward()
@@ -553,11 +553,11 @@ plots.stages(
     mixed,
     predicted={"built": p, "optimizer made": p + copy, "backward": p + copy + g, "step": p + g + o, "zero_grad": p + o},
     earlier={"float32 throughout": {stage: sum(sizes.values()) for stage, sizes in stages.items()}},
-    title=f"After a step {sum(expected.values()) / PSI:.2f} bytes per element in mixed precision, "
-    f"{sum(stages['step'].values()) / PSI:.2f} in float32",
-    says="Bars: bfloat16 parameters with a float32 copy; diamonds: predicted; grey: totals in float32 throughout. "
-    f"Activations are half, {kept / 2**20:.2f} MiB for {kept_in_float32 / 2**20:.2f}, but the copy is there from the "
-    "start: forward holds no less, and zero_grad leaves more.",
+    title=f"After a step, mixed precision holds {sum(expected.values()) / PSI:.2f} bytes per element, and float32 "
+    f"{sum(stages['step'].values()) / PSI:.2f}",
+    says="Bars: bfloat16 parameters with a float32 copy. Diamonds: predicted. Grey: totals in float32 throughout. "
+    f"Activations shrink to half, from {kept_in_float32 / 2**20:.2f} to {kept / 2**20:.2f} MiB, but the copy exists "
+    "from the start: the total after forward is no smaller, and the total after zero_grad is larger.",
     lab="00",
     ylabel="memory",
 )
@@ -587,7 +587,7 @@ for name, make in {
         optimizer.step()
         held, peak = sum(ledger.mark("step").values()), ledger.peak.total
     print(f"{name:20} holds {held / PSI:.2f} bytes per element after the step, {peak / PSI:.2f} at its peak")
-print(f"two temporaries of the largest parameter: {2 * 4 * max(NUMELS) / PSI:.2f} bytes per element of all")
+print(f"two temporaries of the largest parameter: {2 * 4 * max(NUMELS) / PSI:.2f} bytes per element of the model")
 
 # %% [markdown]
 # **Break it: leave out the copy.** Why spend 4 bytes on a copy of an existing weight? Consider a weight with initial
@@ -611,18 +611,18 @@ below = 1 - torch.nextafter(torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, 
 print_wrapped(
     f"bfloat16 has no number between {1 - below} and 1: a step of {lr} is less than half of the {below} between"
 )
-print("moved by", {name: round(values[-1], 4) for name, values in moved.items()})
+print("distance moved:", {name: round(values[-1], 4) for name, values in moved.items()})
 lost = moved["bfloat16 alone"][-1]
 plots.lines(
     {name: (list(range(steps + 1)), values) for name, values in moved.items()},
     expected={"exact": (list(range(0, steps + 1, 10)), [lr * t for t in range(0, steps + 1, 10)])},
     stairs=("float32 copy, rounded",),
     xlabel="step",
-    ylabel="1 - the weight",
+    ylabel="distance moved, 1 - weight",
     title=f"{steps} steps of {lr} "
     + (f"move a weight in bfloat16 by {lost:g}" if lost else "do not move a weight in bfloat16 at all"),
-    says="In a weight kept in bfloat16 every update is rounded away as it is made. With the float32 copy the weight "
-    "moves, and only what forward sees of it goes in stairs.",
+    says="A weight kept in bfloat16 loses every update to rounding. With a float32 copy, the weight moves; only its "
+    "bfloat16 value, which forward uses, moves in steps.",
     lab="00",
 )
 
@@ -715,12 +715,14 @@ plots.lines(
         "activations, measured": (numbers, [size / 2**20 for size in found]),
         "model state, 16Ψ": (numbers, [model_state / 2**20] * len(numbers)),
     },
-    expected={"from the first two": (numbers, [(counted[0] + (rows - 1) * each) / 2**20 for rows in numbers])},
+    expected={
+        "predicted from 1 and 2 sequences": (numbers, [(counted[0] + (rows - 1) * each) / 2**20 for rows in numbers])
+    },
     xlabel="sequences in the batch",
     ylabel="memory, MiB",
-    title=f"From {cross} sequences of 24 tokens on, activations outweigh all model state",
-    says="Activations after forward against the batch, by the ledger; diamonds: what saved_bytes says of one sequence "
-    "and of one more. Model state does not depend on the batch.",
+    title=f"From {cross} sequences of 24 tokens on, activations exceed the entire model state",
+    says="Activations after forward against the batch size, measured by the ledger. Diamonds: saved_bytes of one "
+    "sequence, and of each further sequence. Model state does not depend on the batch size.",
     lab="00",
 )
 
@@ -732,7 +734,7 @@ plots.lines(
 tokens, width = batch_of(rows=2), 64
 two, three = (saved_by(build(torch.bfloat16, layers), tokens) for layers in (2, 3))
 per_token = (three - two) / tokens.numel()
-print(f"a block saves {per_token:.0f} bytes per token, {per_token / width:.2f} bytes per token and width")
+print(f"a block saves {per_token:.0f} bytes per token, which is {per_token / width:.2f} times its width")
 assert abs(per_token / width - 32) < 2
 
 # %% [markdown]
@@ -750,7 +752,7 @@ assert abs(per_token / width - 32) < 2
 # %%
 for name, width, ranks in (("this lab's", 64, 1), ("width 4,096", 4096, 1), ("width 4,096, stage 3", 4096, 64)):
     block = zero_stages(12 * width**2, ranks)["stage 3"]
-    print(f"{name:21} N = {ranks:2}: {block / (32 * width):8,.0f} tokens")
+    print(f"{name:21} N = {ranks:2}: more than {block / (32 * width):6,.0f} tokens")
 
 # %% [markdown]
 # For our GPT, this rule gives 384 tokens, or 16 sequences; the embeddings and the head, which the rule ignores, add to

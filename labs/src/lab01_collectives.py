@@ -82,7 +82,7 @@ launch(who_am_i, 4)
 # divisible by N. The slowest rank sets the pace, so the numbers of samples may differ by at most one between ranks.
 
 # %%
-predict("1.1", ..., "the most rows that any of 4 ranks has, if the batch has 10 rows")
+predict("1.1", ..., "samples on the rank with the most, for a batch of 10 on 4 ranks")
 
 
 # %% tags=["exercise-1.1"]
@@ -103,8 +103,8 @@ def count_rows(rows):
 
 
 shares = launch(count_rows, 4, 10)
-print("rows of ranks 0 to 3:", shares)
-outcome("1.1", max(shares), ranks=4, slips={"10 // 4 rows on every rank leaves two rows to nobody": 2})
+print("samples on ranks 0 to 3:", shares)
+outcome("1.1", max(shares), ranks=4, slips={"10 // 4 samples per rank: two samples are left over": 2})
 
 # %% [markdown]
 # ### Measured: equal parameters, different gradients
@@ -134,11 +134,11 @@ batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 weights, gradients, _ = zip(*launch(local_gradient, 2, batch), strict=True)
 whole = gradient_of(batch, batch)[1]
 print("parameters equal:", torch.equal(*weights), "   gradients equal:", torch.equal(*gradients))
-for name, gradient in {"rank 0": gradients[0], "rank 1": gradients[1], "whole batch": whole}.items():
+for name, gradient in {"rank 0": gradients[0], "rank 1": gradients[1], "full batch": whole}.items():
     print(f"{name:>12}:", " ".join(f"{value:8.4f}" for value in gradient[0].tolist()))
 mean, total = sum(gradients) / 2, sum(gradients)
-print(f"mean / whole batch: expected 1, measured {float((mean / whole).mean()):.4f}")
-print(f"sum  / whole batch: expected 2, measured {float((total / whole).mean()):.4f}")
+print(f"mean / full batch: expected 1, measured {float((mean / whole).mean()):.4f}")
+print(f"sum  / full batch: expected 2, measured {float((total / whole).mean()):.4f}")
 assert torch.equal(*weights)
 assert not torch.equal(*gradients)
 assert torch.allclose(mean, whole)
@@ -152,8 +152,8 @@ assert torch.allclose(total, 2 * whole)
 _, gradients, shares = zip(*launch(local_gradient, 2, batch[:7]), strict=True)
 whole = gradient_of(batch[:7], batch)[1]
 weighted = sum(share * gradient for share, gradient in zip(shares, gradients, strict=True)) / 7
-print("mean of the ranks' gradients is the whole batch's:", torch.allclose(sum(gradients) / 2, whole))
-print("weighted by the rows of each it is:", torch.allclose(weighted, whole))
+print("the mean of the ranks' gradients equals the full batch's gradient:", torch.allclose(sum(gradients) / 2, whole))
+print("the mean weighted by each rank's number of samples equals it:     ", torch.allclose(weighted, whole))
 
 # %% [markdown]
 # ## 1.2 Exchange: a deadlock and how to avoid it
@@ -341,7 +341,7 @@ def timed_overlap():
 
 together, in_turn = launch(timed_overlap, 2)[0]
 print(f"message and work in turn: {in_turn * 1e3:.0f} ms; with yours: {together * 1e3:.0f} ms")
-print("expected 80 and 40 ms, and some more where other work shares the cores")
+print("expected: 80 and 40 ms, and slightly more if other processes share the cores")
 
 # %% [markdown]
 # ## 1.4 Broadcast as a tree
@@ -764,11 +764,11 @@ plots.lines(
     expected={name: (LARGER, [expected_bytes(name, ranks) for ranks in LARGER]) for name in reversed(WAYS)},
     xlabel="ranks N",
     logx=True,
-    ylabel="bytes that the busiest rank sends / bytes of the tensor",
-    title=f"On 4 ranks, a ring all-reduce sends {per_byte['ring'][2]:.4g} times the tensor, and gathering all sends "
-    f"{per_byte['gather all, add'][2]:.4g} times",
-    says="Points are measured on 2, 3 and 4 ranks; diamonds, the formula for more, in the legend's order from the top. "
-    "Only the ring's stays below 2 for every N.",
+    ylabel="bytes sent by the busiest rank / bytes of the tensor",
+    title=f"On 4 ranks, a ring all-reduce sends {per_byte['ring'][2]:.4g} times the tensor, and gathering all "
+    f"sends {per_byte['gather all, add'][2]:.4g} times",
+    says="Points: measured on 2, 3 and 4 ranks. Diamonds: the formulas for more ranks, from top to bottom in the order "
+    "of the legend. Only the ring stays below 2 for every N.",
     lab="01",
 )
 
@@ -793,7 +793,7 @@ on_ranks = launch(both_gradients, 4, batch, timeout=20)
 for op, factor in {"mean": 1, "sum": 4}.items():
     same = all(torch.equal(each[op], on_ranks[0][op]) for each in on_ranks)
     right = torch.allclose(on_ranks[0][op], factor * whole, atol=1e-6)
-    print(f"{op}: the same bits on all ranks: {same}; equal to {factor} x the whole batch's gradient: {right}")
+    print(f"{op}: bit-identical on all ranks: {same}; equal to {factor} x the full batch's gradient: {right}")
 
 # %% [markdown]
 # ### Measured: the memory of an all-reduce, stage by stage
@@ -814,7 +814,7 @@ def staged_memory(numel):
         return gather_all_then_add(tensor, "sum", group)
     with Ledger() as ledger:
         tensor = device.empty(numel, torch.float32, "gradients", rank_device()).fill_(1.0)
-        stages["at rest"] = ledger.mark("at rest")
+        stages["before"] = ledger.mark("before")
 
         def measured(stage, piece):
             def run(output, tensor, group):
@@ -826,7 +826,7 @@ def staged_memory(numel):
 
         scatter = measured("reduce-scatter", ring_reduce_scatter)
         all_reduce(tensor, "sum", group, scatter, measured("all-gather", ring_all_gather))
-        stages["afterwards"] = ledger.mark("afterwards")
+        stages["after"] = ledger.mark("after")
         ledger.reset_peaks()
         gather_all_then_add(tensor, "sum", group)
         return stages, ledger.peak.total
@@ -835,18 +835,18 @@ def staged_memory(numel):
 numel = 2**18
 size = 4 * numel
 memory, lazy = launch(staged_memory, 4, numel, timeout=30)[0]
-predicted = {"at rest": size, "reduce-scatter": size * 5 // 2, "all-gather": 2 * size, "afterwards": size}
+predicted = {"before": size, "reduce-scatter": size * 5 // 2, "all-gather": 2 * size, "after": size}
 for stage, expected in predicted.items():
     print(f"{stage:>15}: measured {sum(memory[stage].values()):>9,} bytes, predicted {expected:>9,}")
 print(f"gather all, add: measured {lazy:>9,} bytes, predicted {6 * size:>9,}")
 plots.stages(
     memory,
     predicted=predicted,
-    earlier={"gather all, add": {"at rest": size, "all-gather": lazy, "afterwards": size}},
-    title=f"A ring all-reduce holds {max(sum(each.values()) for each in memory.values()) / size:.4g} times the tensor "
-    f"at its peak, gathering all {lazy / size:.4g} times",
-    says="Live bytes of rank 0 of 4 at each stage's peak, for a tensor of 1 MiB; grey: every rank gathers all tensors, "
-    f"{lazy / 2**20:.4g} MiB.",
+    earlier={"gather all, add": {"before": size, "all-gather": lazy, "after": size}},
+    title=f"A ring all-reduce peaks at {max(sum(each.values()) for each in memory.values()) / size:.4g} times the "
+    f"tensor, gathering all tensors at {lazy / size:.4g} times",
+    says="Live bytes of rank 0 of 4 at each stage's peak, for a tensor of 1 MiB. Grey: every rank gathers all tensors, "
+    f"which takes {lazy / 2**20:.4g} MiB.",
     lab="01",
 )
 
@@ -985,7 +985,7 @@ plain, emulated = launch(every_case, 2, timeout=60)[0]
 print("4 MiB on 2 ranks              messages   bytes sent   α + n / β")
 for pieces, (log, _) in emulated.items():
     messages, wire, seconds = model(log)
-    print(f"  {TOTAL // pieces // 1024:>5} KiB gathered at a time {messages:>8}{wire:>13,}{seconds * 1e3:>9.1f} ms")
+    print(f"  {TOTAL // pieces // 1024:>5} KiB per all-gather    {messages:>8}{wire:>13,}{seconds * 1e3:>9.1f} ms")
     assert (messages, wire) == (pieces, TOTAL // 2)
     assert abs(seconds - (pieces * 2e-3 + TOTAL / 2 / 100e6)) < 1e-9
 shares = [104_858, 78_643, 52_429, 26_214]
@@ -1017,10 +1017,11 @@ assert on_link[-1] > on_link[0]
 plots.lines(
     {"emulated link": (per_message, on_link), "gloo itself": (per_message, on_gloo)},
     expected={"emulated link": (per_message, by_model)},
-    xlabel="KiB gathered at a time (4 MiB in all)",
-    ylabel="time of all gathers, ms",
-    title=f"The same 4 MiB on the link: {on_link[0]:.0f} ms in one message, {on_link[-1]:.0f} ms in 64",
-    says="Time to gather 4 MiB on two ranks, on a link of 2 ms and 100 MB/s (diamonds: α + n / β) and on gloo.",
+    xlabel="KiB per all-gather (4 MiB in total)",
+    ylabel="total time of the all-gathers, ms",
+    title=f"Gathering 4 MiB over the link takes {on_link[0]:.0f} ms in one piece, and {on_link[-1]:.0f} ms in 64",
+    says="Time to gather 4 MiB on two ranks, over an emulated link of 2 ms and 100 MB/s (diamonds: α + n / β) and "
+    "over gloo alone.",
     lab="01",
     logx=True,
     logy=True,

@@ -134,7 +134,7 @@ def local_gradient() -> tuple[Tensor, Tensor]:
 mean = (grad_0 + grad_1) / RANKS
 print(f"parameters equal on both ranks: {torch.equal(bias_0, bias_1)}")
 print(f"gradients equal on both ranks:  {torch.allclose(grad_0, grad_1)}")
-print(f"their mean is the gradient of one process on the whole batch: {torch.allclose(mean, whole, atol=1e-6)}")
+print(f"their mean is the gradient of one process on the full batch: {torch.allclose(mean, whole, atol=1e-6)}")
 print(f"their sum is that gradient times {(grad_0 + grad_1).norm() / whole.norm():.4f}")
 assert torch.equal(bias_0, bias_1)
 assert not torch.allclose(grad_0, grad_1)
@@ -331,10 +331,10 @@ plots.stages(
     usage_1["stages"],
     predicted={"built": expected.parameters, "step": state},
     earlier={"one process": totals(usage_alone)},
-    title=f"Model state is replicated: {state / 2**20:.1f} MiB on each of {RANKS} ranks, as in one process",
-    says="Memory alive at the end of each stage; the ranks differ from one process in activations only, as each has "
-    f"half of the rows: after forward {totals(usage_1)['forward'] / 2**20:.1f} MiB are alive on a rank, "
-    f"{totals(usage_alone)['forward'] / 2**20:.1f} MiB in one process.",
+    title=f"Each of {RANKS} ranks holds {state / 2**20:.1f} MiB of model state, as a single process does",
+    says="Live memory at the end of each stage. The ranks differ from one process only in activations, because each "
+    f"has half of the samples: after forward, a rank holds {totals(usage_1)['forward'] / 2**20:.1f} MiB, and one "
+    f"process {totals(usage_alone)['forward'] / 2**20:.1f} MiB.",
     lab="02",
 )
 
@@ -550,7 +550,7 @@ for number, bucket in enumerate(buckets):
     print(f"bucket {number}: {len(bucket)} parameters, {sum(p.numel() for p in bucket):,} elements")
 backwards = params[::-1]
 torchs = [[backwards[i] for i in indices] for indices in dist._compute_bucket_assignment_by_size(backwards, [CAP])[0]]
-print(f"as torch assigns them: {[list(map(id, b)) for b in buckets] == [list(map(id, b)) for b in torchs]}")
+print(f"the same buckets as torch's: {[list(map(id, b)) for b in buckets] == [list(map(id, b)) for b in torchs]}")
 
 # %% [markdown]
 # ## 2.3 Start a bucket
@@ -658,8 +658,8 @@ for name, calls in {"rung 1": calls_1, "rung 2": calls_2}.items():
     payload, latency = sum(call.payload for call in calls), len(calls) * link.latency
     total = sum(map(link.seconds, calls))
     print(
-        f"{name}: {len(calls)} all-reduces, {payload:,} bytes; on the link {1e3 * total:.1f} ms, "
-        f"{1e3 * latency:.0f} of them latency"
+        f"{name}: {len(calls)} all-reduces, {payload:,} bytes; the link takes {1e3 * total:.1f} ms, "
+        f"of which {1e3 * latency:.0f} are latency"
     )
 assert (len(calls_1), len(calls_2)) == (len(params), len(buckets))
 assert sum(call.payload for call in calls_1) == sum(call.payload for call in calls_2) == 4 * psi
@@ -673,8 +673,8 @@ plots.curve(
     usage_2["curve"],
     earlier={"rung 1": usage_1["curve"]},
     title=f"Rung 2 stages one bucket at a time: {staging:,} bytes on top of the gradients",
-    says="Memory alive in forward and backward; the buckets' buffers come last, one at a time, where the activations "
-    "have gone already: they do not raise the peak.",
+    says="Live memory in forward and backward. The buckets' buffers come last, one at a time, when the activations are "
+    "already freed. They do not raise the peak.",
     lab="02",
 )
 
@@ -800,7 +800,7 @@ for name, events in {"rung 1": events_1, "rung 2": events_2, "rung 3": events_3}
     for event in events:
         under_way += {"i": 1, "w": -1}.get(event, 0)
         most = max(most, under_way)
-    print(f"{name}: {early} of {events.count('i')} issued before the last gradient is made, at most {most} under way")
+    print(f"{name}: {early} of {events.count('i')} issued before the last gradient, at most {most} in progress")
     print(f"    {brief(events)}")
 print(f"the same collectives in the same order on both ranks: {seen[0][1] == seen[1][1]}")
 print(f"the loss is that of one process: {close(one_process, mean_losses(rung_3, RANKS))}")
@@ -854,14 +854,14 @@ def end_of(spans: list) -> float:
 spans = launch(trace_rungs, RANKS, {"rung 1": rung_1, "rung 2": rung_2, "rung 3": rung_3}, LINK)[0]
 times = {name: end_of(each) for name, each in spans.items()}
 if times["rung 3"] > times["rung 2"]:
-    print("rung 3 was not faster here: its compute shares the cores. Look at the communication under compute instead.")
+    print("rung 3 was not faster here: its compute shares the cores. Look at the overlap instead.")
 plots.timeline(
     spans,
-    title=f"{overlap(spans['rung 3']):.0%} of rung 3's communication travels under compute; steps of "
+    title=f"{overlap(spans['rung 3']):.0%} of rung 3's communication is under compute; steps take "
     + ", ".join(f"{1e3 * seconds:.0f}" for seconds in times.values())
     + " ms",
-    says="One step on a link of 1 ms and 25 MB/s. Rung 1 pays a latency per parameter, rung 2 waits behind backward, "
-    "rung 3 sends during it.",
+    says="One step on a link of 1 ms and 25 MB/s. Rung 1 pays a latency per parameter, rung 2 communicates after "
+    "backward, rung 3 during it.",
     lab="02",
 )
 
@@ -887,9 +887,9 @@ assert len(peaks) == 1
 plots.curve(
     usage_3["curve"],
     earlier={"rung 2": usage_2["curve"]},
-    title=f"Rung 3 stages all buckets: {staging_3:,} bytes, as much as the gradients",
-    says="Memory alive in forward and backward; the buffers fill while backward frees activations, and are still there "
-    "when all gradients are.",
+    title=f"Rung 3 stages all buckets: {staging_3:,} bytes, as many as the gradients take",
+    says="Live memory in forward and backward. The buffers fill while backward frees activations, and they still exist "
+    "when all gradients are complete.",
     lab="02",
 )
 
@@ -995,7 +995,7 @@ def every_time(micro_batches, loss_of, reducer) -> None:
 (whole_gradient,) = launch(one_batch, 1)
 gradient, messages, payload = launch(accumulated, RANKS, accumulate)[0]
 outcome("2.6", round(payload / (4 * psi), 2), slips={"once per micro-batch, as without no_sync": MICRO})
-print(f"gradient of one process on the whole batch: {torch.allclose(gradient, whole_gradient, atol=1e-6)}")
+print(f"equal to the gradient of one process on the full batch: {torch.allclose(gradient, whole_gradient, atol=1e-6)}")
 print(f"{messages} all-reduces, {payload:,} bytes")
 assert payload == 4 * psi
 assert torch.allclose(gradient, whole_gradient, atol=1e-6)
@@ -1013,7 +1013,7 @@ for name, usage in rungs.items():
     held = usage["stages"]["step"]
     kept = sum(held[tag] for tag in ("parameters", "gradients", "optimizer"))
     print(f"{name}: {kept:,} bytes of model state on a rank; gradients and staging at most {usage['peak']:,}")
-print(f"the most that a rank held at once: {max(w['all'] for w in (usage_1, usage_2, usage_3)) / 2**20:.1f} MiB")
+print(f"most memory that a rank held at any time: {max(w['all'] for w in (usage_1, usage_2, usage_3)) / 2**20:.1f} MiB")
 
 # %% [markdown]
 # ## What to remember
@@ -1069,7 +1069,7 @@ for name, grads in zip(("when full", "in turn"), launched, strict=True):
     right = [torch.allclose(grads[0][i], (local[0][i] + local[1][i]) / RANKS) for i in (0, 1)]
     crossed = torch.allclose(grads[0][0], (local[0][0] + local[1][1]) / RANKS)
     print_wrapped(
-        f"launched {name}: gradients right {right}; layer 0 averaged with layer 1 of the other rank: {crossed}"
+        f"launched {name}: gradients correct: {right}; layer 0 averaged with layer 1 of the other rank: {crossed}"
     )
 
 # %% [markdown]
@@ -1098,7 +1098,7 @@ assert untouched
 
 # %%
 gradient, messages, forgotten = launch(accumulated, RANKS, every_time)[0]
-print(f"gradient right: {torch.allclose(gradient, whole_gradient, atol=1e-6)}")
+print(f"gradient correct: {torch.allclose(gradient, whole_gradient, atol=1e-6)}")
 print(f"{messages} all-reduces, {forgotten:,} bytes: {forgotten / payload:.0f} times as many")
 assert forgotten == MICRO * payload
 
@@ -1120,8 +1120,8 @@ def counted_how_often(op) -> list[float]:
 
 
 means, sums = launch(lambda: (counted_how_often(comm.MEAN), counted_how_often(comm.SUM)), RANKS)[0]
-print("mean each time:                     ", means)
-print("sum each time, divided by N at last:", sums)
+print("mean at every reduction:            ", means)
+print("sums, divided by N at the end:      ", sums)
 
 # %% [markdown]
 # Another common claim is that accumulation *with* communication "reduces after several steps". In fact, it reduces in

@@ -336,7 +336,7 @@ def reduce_bucket(params: list[nn.Parameter], shard: nn.Parameter, group: comm.G
 # lies at the offset where the other ranks receive it.
 
 # %%
-predict("3.4", ..., "bytes one rank sends in a whole ZeRO-1 step, as a multiple of DDP's, two decimals")
+predict("3.4", ..., "bytes one rank sends in an entire ZeRO-1 step, as a multiple of DDP's, two decimals")
 
 
 # %% tags=["exercise-3.4"]
@@ -385,7 +385,7 @@ class Zero1:
 zero1 = launch(measure, 2, Zero1, BATCHES)
 
 print("the ranks' parameters equal, bit for bit:", torch.equal(zero1[0]["values"], zero1[1]["values"]))
-print("as one process with the whole batches:   ", far(zero1[0]["values"], reference_values) < 1e-4)
+print("equal to one process on the full batches:", far(zero1[0]["values"], reference_values) < 1e-4)
 reductions = sum(wire for op, _, wire in zero1[0]["calls"] if op == "reduce_scatter")
 padded = sum(Setting(2).padded(numel) for numel in elements)
 step_counts = {"the step counts, 4 bytes per shard": padded, "the padding and the step counts": 4 * PSI}
@@ -422,9 +422,9 @@ plots.stages(
     zero1[0]["at"],
     predicted=at_rest(expected1) | {"step": at_rest(expected1)["backward"]},
     earlier={"DDP": totals(ddp[0])},
-    title=f"ZeRO-1 on 2 ranks: half the optimizer state, {saved:.0%} less after backward",
-    says="Rank 0 before a step, after forward, after backward, after the step. Parameters and gradients are still "
-    "whole. DDP's gradients are views of buckets that live as long as the model, so it holds them before the step too.",
+    title=f"ZeRO-1 on 2 ranks halves the optimizer state: a rank holds {saved:.0%} less after backward",
+    says="Rank 0 before the step, after forward, after backward and after the step. Parameters and gradients are still "
+    "unsharded. DDP's gradients are views of buckets that live as long as the model: they exist before the step, too.",
     lab="03",
 )
 
@@ -501,8 +501,8 @@ class Zero2(Zero1):
 
 zero2 = launch(measure, 2, Zero2, BATCHES)
 print("the ranks' parameters equal, bit for bit:", torch.equal(zero2[0]["values"], zero2[1]["values"]))
-print("as ZeRO-1's, bit for bit:                ", torch.equal(zero2[0]["values"], zero1[0]["values"]))
-print("as one process with the whole batches:   ", far(zero2[0]["values"], reference_values) < 1e-4)
+print("equal to ZeRO-1's, bit for bit:          ", torch.equal(zero2[0]["values"], zero1[0]["values"]))
+print("equal to one process on the full batches:", far(zero2[0]["values"], reference_values) < 1e-4)
 outcome(
     "3.5",
     zero2[0]["at"]["backward"]["gradients"],
@@ -517,9 +517,9 @@ plots.stages(
     zero2[0]["at"],
     predicted=at_rest(expected2) | {"step": at_rest(expected2)["before"]},
     earlier={"DDP": totals(ddp[0]), "ZeRO-1": totals(zero1[0])},
-    title=f"ZeRO-2 on 2 ranks: half the gradients too, {saved:.0%} less than DDP after backward",
-    says="Rank 0 before a step, after forward, after backward, after the step. What is left after backward is one "
-    "shard of each bucket, and update_and_gather frees it.",
+    title=f"ZeRO-2 on 2 ranks halves the gradients too: {saved:.0%} less than DDP after backward",
+    says="Rank 0 before the step, after forward, after backward and after the step. After backward, one shard of each "
+    "bucket is left; update_and_gather frees it.",
     lab="03",
 )
 
@@ -552,7 +552,7 @@ def gradients_peak(elements: list[int], ranks: int, early: int) -> int:
 
 most1, most2 = zero1[0]["gradients peak"], zero2[0]["gradients peak"]
 predicted2 = gradients_peak(elements, 2, early=2 * SIZES["width"])
-print("most bytes of gradients and buckets in a step")
+print("peak bytes of gradients and buckets in a step")
 print(f"ZeRO-1: {most1:,}, predicted {expected1.gradients_peak:,}")
 print(f"ZeRO-2: {most2:,}, predicted {predicted2:,}")
 assert (most1, most2) == (expected1.gradients_peak, predicted2), "not the predicted peak; has a check above failed?"
@@ -562,8 +562,9 @@ plots.curve(
     earlier={"DDP": ddp[0]["curve"], "ZeRO-1": zero1[0]["curve"]},
     title=f"A step peaks at {ddp[0]['peak'] / MIB:.1f} MiB with DDP, {zero1[0]['peak'] / MIB:.1f} with ZeRO-1 and "
     f"{zero2[0]['peak'] / MIB:.1f} with ZeRO-2",
-    says="Rank 0 over the allocations of one step. Under ZeRO-2 backward gives away what it makes: gradients rise to a "
-    "bucket, go into its buffer, and a shard remains. The spikes of activations in the step are Adam's temporaries.",
+    says="Rank 0 over the allocations of one step. Under ZeRO-2, gradients do not accumulate in backward: they fill a "
+    "bucket, go into its buffer, and only a shard remains. The spikes of activations in the step are Adam's "
+    "temporaries.",
     lab="03",
 )
 
@@ -585,7 +586,7 @@ early = {
     for name, books in zip(rung_names, (ddp, zero1, zero2), strict=True)
 }
 for name, part in early.items():
-    print(f"{name}: {part:.0%} of its bytes leave during backward")
+    print(f"{name} sends {part:.0%} of its bytes during backward")
 assert [round(part, 3) for part in early.values()] == [1, 0, 0.5]
 
 # %% [markdown]
@@ -628,12 +629,12 @@ hidden = {name: overlap(each) or 0.0 for name, each in spans.items()}
 plots.timeline(
     spans,
     title=" and ".join(f"{name} hides {share:.0%}" for name, share in hidden.items() if early[name])
-    + " of its communication under compute",
+    + " of the communication under compute",
     says="The fastest of five steps. "
     + ", ".join(f"{name} could hide {share:.0%}" for name, share in early.items())
     + ". DDP and ZeRO-2 reduce during backward, ZeRO-1 in the step; gathers come after the "
-    "update. A message is under way from the moment it is issued here until the later rank has sent its part. On a CPU "
-    "a reduction takes processor time from the computation above it, so the step that hides more may take longer.",
+    "update. A message is in progress from its issue on this rank until the later rank has sent its part. On a CPU, "
+    "a reduction takes CPU time from the computation above it, so the step that hides more may take longer.",
     lab="03",
 )
 
@@ -761,10 +762,10 @@ plots.lines(
     measured,
     expected=expected,
     xlabel="ranks, N",
-    ylabel="model state of a rank, MiB",
-    title=f"However many ranks: ZeRO-2 stays above the whole parameters, {floor:.2f} MiB",
-    says="After backward; measured on 2 and 4 ranks, expected up to 64. Stage 1 tends to half of DDP's bytes, stage 2 "
-    "to a quarter: 4Ψ of 16Ψ, the level at the bottom.",
+    ylabel="model state per rank, MiB",
+    title=f"On any number of ranks, ZeRO-2 holds more than the unsharded parameters, {floor:.2f} MiB",
+    says="State after backward, measured on 2 and 4 ranks, expected up to 64. Stage 1 approaches half of DDP's bytes, "
+    "and stage 2 a quarter: 4Ψ of 16Ψ, the level at the bottom.",
     lab="03",
     logx=True,
 )
@@ -817,15 +818,15 @@ def state_bytes(optimizer: Optimizer) -> int:
 
 
 theirs = launch(with_torch, 4, BATCHES)
-print("values as one process with the whole batches:", far(theirs[0]["values"], reference_values) < 1e-4)
+print("values equal to one process on the full batches:", far(theirs[0]["values"], reference_values) < 1e-4)
 print("broadcasts in a step:", theirs[0]["broadcasts"])
 
 wide = [p.numel() for p in GPT(vocabulary=4000, width=105, layers=2).parameters()]
 for name, sizes in (("this model", numels), ("4,000 tokens", wide)):
     states = [books[name] for books in theirs]
     even = closed_form.zero1(sizes, CAP, Setting(4)).optimizer
-    print_wrapped(f"{name}: optimizer bytes by rank {[f'{state:,}' for state in states]}, equal shards {even:,} each")
-    print(f"    the fullest rank holds {max(states) / even:.2f} of an equal shard")
+    print_wrapped(f"{name}: optimizer bytes by rank: {[f'{state:,}' for state in states]}; equal shards: {even:,}")
+    print(f"    the fullest rank holds {max(states) / even:.2f} times an equal shard")
 
 # %% [markdown]
 # Every device must be large enough for the rank with the most elements. A model with equal blocks is well balanced; a
@@ -861,7 +862,7 @@ for name, shipped, mine in zip(
 ):
     print(f"{name}: values equal, bit for bit: {torch.equal(shipped['values'], mine['values'])},", end=" ")
     print(f"model state equal: {held(shipped['at']['backward']) == held(mine['at']['backward'])}")
-    print(f"    most bytes of gradients and buckets: {shipped['gradients peak']:,}")
+    print(f"    peak bytes of gradients and buckets: {shipped['gradients peak']:,}")
 
 # %% [markdown]
 # ### "ZeRO-1 is a kind of tensor parallelism"
@@ -911,7 +912,7 @@ class OverParameters(Zero1):
 
 broken = launch(measure, 2, OverParameters, BATCHES)
 print("the ranks' parameters equal, bit for bit:", torch.equal(broken[0]["values"], broken[1]["values"]))
-print("as one process with the whole batches:   ", far(broken[0]["values"], reference_values) < 1e-4)
+print("equal to one process on the full batches:", far(broken[0]["values"], reference_values) < 1e-4)
 print(f"bytes of optimizer state: {broken[0]['at']['step']['optimizer']:,}, with shards", end=" ")
 print(f"{zero1[0]['at']['step']['optimizer']:,}")
 
@@ -946,9 +947,11 @@ def norms(batch: tuple[Tensor, Tensor]) -> tuple[float, float]:
 
 one_process = reference_norms[0]
 for rank, (local, total) in enumerate(launch(norms, 2, BATCHES[0])):
-    print(f"rank {rank}: norm of its shards {local:.3f}, would scale by {min(1, 0.5 / local):.3f}; total {total:.3f}")
+    print(
+        f"rank {rank}: norm of its shards {local:.3f}, scale factor {min(1, 0.5 / local):.3f}; total norm {total:.3f}"
+    )
     assert abs(total - one_process) < 1e-4 * one_process
-print(f"one process: {one_process:.3f}, scales by {min(1, 0.5 / one_process):.3f}")
+print(f"one process: norm {one_process:.3f}, scale factor {min(1, 0.5 / one_process):.3f}")
 
 # %% [markdown]
 # With the local norm, every rank scales its shards of the gradient by a different factor, so clipping changes the
@@ -987,7 +990,7 @@ def resume_from_rank_0(batches: list[tuple[Tensor, Tensor]]) -> tuple[float, lis
 
 
 for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
-    print(f"rank {rank}: its shards as without the interruption: {off == 0}; exp_avg of bucket 0 is {shape}")
+    print(f"rank {rank}: its shards equal an uninterrupted run's: {off == 0}; exp_avg of bucket 0: {shape}")
 
 # %% [markdown]
 # Rank 1 continues with the moments of other elements, without an error. With another N, loading would at least fail,

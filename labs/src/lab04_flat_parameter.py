@@ -186,11 +186,11 @@ assert measured[-1] > 2 * measured[0]
 plots.lines(
     {"512 KiB gathered": (counts, measured)},
     expected={"messages x latency + bytes / bandwidth": (counts, model)},
-    xlabel="all-gathers that carry it",
+    xlabel="number of all-gathers",
     ylabel="time, ms",
     title=f"The same bytes in 64 messages take {measured[-1] / measured[0]:.0f} times as long as in one",
-    says="2 ranks, emulated link of 2 ms and 50 MB/s: each message pays the latency, the bytes are paid once. "
-    "Best of three; a point still above its diamond had to share its cores.",
+    says="2 ranks, emulated link of 2 ms and 50 MB/s: each message costs the latency, the bytes cost the same. "
+    "Best of three runs; a point above its diamond had to share its cores.",
     lab="04",
     logx=True,
 )
@@ -263,10 +263,10 @@ many, uneven, one = (1e3 * seconds for seconds in took.values())
 assert one < uneven < many, "fewer messages took longer"
 plots.timeline(
     {name: spans for name, (spans, _) in found.items()},
-    title=f"Twelve messages travel for {many:.0f} ms, four for {uneven:.0f}, one for {one:.0f}",
-    says=f"4 ranks, a link of 10 ms and 20 MB/s: {total / 2**10:.0f} KiB are gathered, in the middle by broadcasts, "
-    "and then all layers run, the fastest of three runs. While it travels nothing computes: no communication is "
-    "under compute.",
+    title=f"Twelve messages take {many:.0f} ms, four take {uneven:.0f} ms, and one takes {one:.0f} ms",
+    says=f"4 ranks, a link of 10 ms and 20 MB/s. Each rank gathers {total / 2**10:.0f} KiB, in the middle row by "
+    "broadcasts, and then runs all layers; the fastest of three runs. Nothing computes during the transfers, so no "
+    "communication is under compute.",
     lab="04",
 )
 
@@ -336,7 +336,7 @@ drawn = plots.flat_layout(
     sizes,
     {name: marked(shards, mark) for mark, name in enumerate(sizes, start=1)},
     shards[0].numel(),
-    title=f"nn.Linear(4, 3) on 16 ranks: {shards[0].numel()} element each, padding on rank {padded_ranks}",
+    title=f"Each of 16 ranks holds {shards[0].numel()} element of nn.Linear(4, 3); rank {padded_ranks} holds padding",
     says="Top: the flat parameter, weight solid, bias dotted, padding hatched. Bottom: what each rank keeps.",
     lab="04",
 )
@@ -477,9 +477,9 @@ plots.stages(
     measured,
     predicted=predicted,
     earlier={"DDP, ZeRO-1, ZeRO-2": dict.fromkeys(STAGES, total)},
-    title=f"A rank keeps {sum(measured['sharded'].values()) / total:.0%} of the parameters, and needs "
-    f"{sum(measured['flattening, peak'].values()) / total:.0%} once, to get there",
-    says="Parameters of the six layers on each of 4 ranks. Grey: the rungs so far keep all of them, always.",
+    title=f"A rank keeps {sum(measured['sharded'].values()) / total:.0%} of the parameters, but holds "
+    f"{sum(measured['flattening, peak'].values()) / total:.0%} at the peak of flattening",
+    says="Parameters of the six layers on each of 4 ranks. Grey: DDP, ZeRO-1 and ZeRO-2 always keep all of them.",
     lab="04",
 )
 
@@ -521,7 +521,7 @@ print(f"model.double().float():  {in_buffer(model, full):2}")
 before = model(data)
 full.zero_()
 unchanged = torch.equal(model(data), before)
-print(f"buffer set to zero, as an optimizer or a gather writes to it: the output is as before: {unchanged}")
+print(f"buffer set to zero, as an optimizer or a gather would write to it: output unchanged: {unchanged}")
 
 # %% [markdown]
 # There is no error. The ranks still gather, reduce and update the buffer, but the model computes with other memory.
@@ -576,7 +576,7 @@ drawn = plots.flat_layout(
     layers,
     bounds,
     length,
-    title=f"213 elements and {16 * length - 213} of padding: {holders['layer3.bias']} of 16 ranks share the last bias",
+    title=f"213 elements have {16 * length - 213} of padding; {holders['layer3.bias']} of 16 ranks share the last bias",
     says="Top: the unit of layers 0 and 3, weights solid, biases dotted, padding hatched. Bottom: the shards, "
     "drawn from the bounds that 4.3 returned.",
     lab="04",
@@ -615,7 +615,7 @@ def norm_of(index: int) -> tuple[float, float]:
 
 
 from_shards, whole = launch(norm_of, 4, 6, timeout=30)[0]
-print(f"norm of layer3.weight from 4 shards {from_shards:.4f}, of the whole {whole:.4f}")
+print(f"norm of layer3.weight: from 4 shards {from_shards:.4f}, from the unsharded weight {whole:.4f}")
 assert abs(from_shards - whole) < 1e-5
 
 # %% [markdown]
@@ -649,7 +649,7 @@ def torch_layout(orig: bool = False) -> tuple[bool, int, list, list, list]:
 for rank, (equal, padding, parts, _, _) in enumerate(launch(torch_layout, 4, timeout=40)):
     bounds_here = [shard_bounds([*layers.values()], index, rank, 4) for index in range(4)]
     ours = [(low, high - low) if low < high else None for low, high in bounds_here]
-    print(f"rank {rank}: values as by 4.1: {equal}; padding {padding}; parts {parts}, as by 4.3: {parts == ours}")
+    print(f"rank {rank}: values equal to 4.1's: {equal}; padding {padding}; parts {parts}, as 4.3's: {parts == ours}")
     assert equal, "torch's shard has other elements"
     assert parts == ours, "torch's shard has other bounds"
 
@@ -737,7 +737,7 @@ print(f"the names list {listed:,} elements; in two places: {[each for each in na
 slips = {"a tied weight is flattened once": listed + -listed % 16, "and the padding": elements}
 outcome("4.4", flat.numel(), ranks=16, slips=slips)
 assert flat.numel() == listed - 4112 + 15, "the tied weight belongs into the buffer once"
-print("both places have the one view:", model.embed.weight is model.head.weight)
+print("both places share one view:", model.embed.weight is model.head.weight)
 print("Parameters that the model registers:", len(list(model.parameters())))
 
 # %% [markdown]
@@ -854,8 +854,8 @@ plots.units(
     LAYERS,
     layouts,
     4,
-    title=f"{len(LAYERS)} layers, {len(layouts)} units, {len(calls)} messages; the root's unit holds layers 0 and 3",
-    says="Top: the layers as every rank runs them. Below: each unit's flat parameter and the ranks it is cut over; "
+    title=f"{len(LAYERS)} layers form {len(layouts)} units, one message each; the root unit holds layers 0 and 3",
+    says="Top: the layers as every rank runs them. Below: each unit's flat parameter and the ranks that share it; "
     "weights solid, biases dotted, padding hatched.",
     lab="04",
 )
@@ -949,9 +949,9 @@ assert by_unit["peak"] <= total + 4 * largest, "beside the model there was more 
 plots.curve(
     by_unit["curve"],
     earlier={"as one unit": at_once["curve"]},
-    title=f"Sharding unit by unit peaks at {by_unit['peak'] / total:.2f} Ψ, a single unit at "
+    title=f"Sharding unit by unit peaks at {by_unit['peak'] / total:.2f} Ψ, sharding as one unit at "
     f"{at_once['peak'] / total:.2f} Ψ",
-    says="A rank of 4 flattens and shards the six layers. Dark: originals, then shards; light: the buffer. "
+    says="One of 4 ranks flattens and shards the six layers. Dark: originals, then shards; light: the buffer. "
     "The stages are those of the three units; the grey curve is stretched to the same width.",
     lab="04",
 )

@@ -212,7 +212,7 @@ weight, bias = (part.view(shape) for part, shape in zip(full.split([8, 4]), [(4,
 leaf = nn.Parameter(weight)
 x = torch.ones(1, 2, requires_grad=True)
 y = nn.functional.linear(x, leaf)  # autograd saves the leaf to compute the gradient of x
-print("whole:  bytes behind full, its views, the leaf:", bytes_behind(full, weight, bias, leaf))
+print("filled: bytes behind full, its views, the leaf:", bytes_behind(full, weight, bias, leaf))
 device.free(full)
 print("freed:  bytes behind full, its views, the leaf:", bytes_behind(full, weight, bias, leaf), tuple(leaf.shape))
 try:
@@ -222,7 +222,7 @@ except RuntimeError as error:
 device.allocate(full)
 full.data.fill_(3.0)  # different values, to show that backward reads these
 y.sum().backward()
-print("back:   the gradient of x read what is there now:", x.grad.tolist())
+print("refilled: the gradient of x read the new values:", x.grad.tolist())
 
 # %% [markdown]
 # Some operators, such as this one, check that the memory exists; others read from address 0, and the process crashes.
@@ -690,14 +690,14 @@ def look_inside() -> dict[str, tuple[int, ...]]:
     block = model.blocks[0]
 
     def look(module: nn.Module, args: Any) -> None:
-        seen["rows x tokens x width that go in"] = tuple(args[0].shape)
+        seen["input, samples x tokens x width"] = tuple(args[0].shape)
         seen["weight inside forward"] = tuple(module.weight.shape)
-        seen["bytes behind it inside forward"] = (module.weight.untyped_storage().nbytes(),)
+        seen["bytes of its storage inside forward"] = (module.weight.untyped_storage().nbytes(),)
 
     block.qkv.register_forward_pre_hook(look)
     loss_of(model, BATCHES[0]).backward()
-    seen["bytes behind it after backward"] = (block.qkv.weight.untyped_storage().nbytes(),)
-    seen["what the optimizer has of the block"] = tuple(block.flat_param.shape)
+    seen["bytes of its storage after backward"] = (block.qkv.weight.untyped_storage().nbytes(),)
+    seen["the block's shard in the optimizer"] = tuple(block.flat_param.shape)
     return seen
 
 
@@ -706,8 +706,8 @@ inside = launch(look_inside, RANKS)[0]
 for what, shape in inside.items():
     print(f"{what}: {list(shape)}")
 rows = SETTINGS.batch
-print(f"expected of data parallelism: the whole weight {[3 * width, width]}, {rows // RANKS} of {rows} rows")
-print(f"tensor parallelism would have {[-(-3 * width // RANKS), width]} of it on rank 0, and all {rows} rows")
+print(f"expected of data parallelism: the unsharded weight {[3 * width, width]}, {rows // RANKS} of {rows} samples")
+print(f"tensor parallelism would have {[-(-3 * width // RANKS), width]} of it on rank 0, and all {rows} samples")
 assert inside["weight inside forward"] == (3 * width, width)
 
 # %% [markdown]
@@ -847,7 +847,7 @@ state_peak = expected.parameters + expected.optimizer + 2 * (padded[0] + max(pad
 measured["model state at most"] = (state_peak, mine["state_peak"])
 for what, (predicted, found) in measured.items():
     print(f"{what:34} predicted {predicted:9,}  measured {found:9,}")
-print(f"{'the whole model, 4Ψ':34} {'never held':>9}  {4 * psi:19,}")
+print(f"{'the unsharded model, 4Ψ':34} {'never held':>9}  {4 * psi:19,}")
 off = [what for what, (predicted, found) in measured.items() if predicted != found]
 assert not off, f"not as predicted: {'; '.join(off)}"
 assert mine["unsharded_peak"] < 4 * psi
@@ -863,7 +863,7 @@ def without_activations(curve: dict[str, Any]) -> dict[str, Any]:
 
 plots.curve(
     without_activations(mine["curve"]),
-    title=f"Model state of a rank peaks at {mine['state_peak'] / MIB:.2f} MiB, DDP's at "
+    title=f"Your FSDP's model state peaks at {mine['state_peak'] / MIB:.2f} MiB per rank, DDP's at "
     f"{usage['DDP']['state_peak'] / MIB:.2f}",
     says="One step of your FSDP, without activations: each light blue step is a gathered unit. Lines: the same step "
     "under DDP, ZeRO-1 and ZeRO-2.",
@@ -913,9 +913,9 @@ plots.stages(
         name: {BARS.get(stage, stage): sum(each[stage].values()) for stage in stages} for name, each in peak_or.items()
     },
     title=f"Before a step, a rank holds {rest / MIB:.2f} MiB instead of DDP's "
-    f"{sum(peak_or['DDP']['before'].values()) / MIB:.2f}: all of it is sharded",
-    says="Bytes of a rank at the end of each stage of a step, before zero_grad, and at its peak. Narrow bars: earlier "
-    "rungs, whose peaks come at moments of their own.",
+    f"{sum(peak_or['DDP']['before'].values()) / MIB:.2f}: everything is sharded",
+    says="Bytes of a rank at the end of each stage of a step, before zero_grad, and at its peak. Narrow bars: the "
+    "earlier rungs; each peaks at a different moment.",
     lab="05",
 )
 
@@ -992,7 +992,7 @@ def follow_and_measure(pieces: Pieces) -> tuple[list[str], dict[str, Any]]:
 events, usage["SHARD_GRAD_OP"] = launch(follow_and_measure, RANKS, GRAD_OP)[0]
 usage["FULL_SHARD"] = mine
 print_steps(events)
-slips = {"without padding": 4 * psi, "the root is whole, too": sum(padded[1:])}
+slips = {"without padding": 4 * psi, "the root stays unsharded, too": sum(padded[1:])}
 outcome("5.6", usage["SHARD_GRAD_OP"]["stages"]["forward"]["unsharded"], ranks=RANKS, slips=slips)
 traffic = {name: sum(call.wire for call in usage[name]["calls"]) for name in ("DDP", "FULL_SHARD", "SHARD_GRAD_OP")}
 for name, forward_only in (("FULL_SHARD", padded[0]), ("SHARD_GRAD_OP", sum(padded))):
@@ -1009,7 +1009,7 @@ for name, forward_only in (("FULL_SHARD", padded[0]), ("SHARD_GRAD_OP", sum(padd
     assert (held["forward"]["unsharded"], held["backward"]["unsharded"]) == (forward_only, 0)
 ratio = (3 * sum(padded) - padded[0]) / (2 * 4 * psi)
 print_wrapped(
-    f"expected of FULL_SHARD: 1.5 less the root's second gather, {ratio:.4f}; of SHARD_GRAD_OP: 1, and the padding"
+    f"expected for FULL_SHARD: 1.5 minus the root's second gather, {ratio:.4f}; for SHARD_GRAD_OP: 1 plus the padding"
 )
 assert abs(traffic["FULL_SHARD"] / traffic["DDP"] - ratio) < 1e-6
 assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
@@ -1024,9 +1024,9 @@ assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 # ### Measured: memory buys a larger batch, and a larger batch amortizes the traffic
 #
 # The next cells give this lab's model a budget of 16 MiB per rank. A binary search, which runs real steps and reads the
-# peak from the ledger, finds the largest number of samples per rank ("rows" in the output) that fits in the budget.
-# Then a step with each number of samples is timed over an emulated link (2 ms latency, 100 MB/s), on which traffic is
-# as expensive as between machines.
+# peak from the ledger, finds the largest number of samples per rank that fits in the budget. Then a step with each
+# number of samples is timed over an emulated link (2 ms latency, 100 MB/s), on which traffic is as expensive as between
+# machines.
 
 
 # %%
@@ -1034,13 +1034,13 @@ BUDGET = 16 * MIB
 
 
 def batch_of(rows: int) -> data.Batch:
-    """Return `rows` random rows for each rank; only their number matters here."""
+    """Return `rows` random samples for each rank; only their number matters here."""
     tokens = torch.randint(257, (rows * dist.get_world_size(), SETTINGS.context))
     return tokens, tokens
 
 
 def largest(build: Callable[[], Trainer]) -> dict[int, int]:
-    """Return the peak bytes by number of rows, for the numbers that a binary search tries between 1 and 24."""
+    """Return the peak bytes by number of samples, for the numbers that a binary search tries between 1 and 24."""
     with Ledger() as ledger:
         trainer = build()
         ledger.watch(trainer.model, trainer.optimizer)
@@ -1070,25 +1070,25 @@ fits = {name: max(rows for rows, peak in tried.items() if peak <= BUDGET) for na
 # %% tags=["C37"]
 per_row = {name: (tried[fits[name]] - tried[1]) / (fits[name] - 1) for name, tried in peaks.items()}
 for name, rows in fits.items():
-    print(f"{name}: at most {rows} rows per rank in {BUDGET // MIB} MiB, {per_row[name] / MIB:.2f} MiB per row more")
+    print(f"{name}: at most {rows} samples per rank in {BUDGET // MIB} MiB, {per_row[name] / MIB:.2f} MiB per sample")
 freed = usage["DDP"]["state_peak"] - mine["state_peak"]
-print(f"expected: {freed / MIB:.2f} MiB less of model state, room for {freed / per_row['your FSDP']:.1f} rows at least")
+print(f"expected: {freed / MIB:.2f} MiB less model state, room for {freed / per_row['your FSDP']:.1f} samples at least")
 assert fits["your FSDP"] >= fits["DDP"] + int(freed / per_row["your FSDP"])
 plots.lines(
     {name: (sorted(tried), [tried[rows] / MIB for rows in sorted(tried)]) for name, tried in peaks.items()},
     expected={"budget": ([1, max(peaks["your FSDP"])], [BUDGET / MIB] * 2)},
-    xlabel="rows per rank",
-    ylabel="peak of a rank, MiB",
-    title=f"In the same memory {fits['your FSDP']} rows per rank fit instead of {fits['DDP']}",
-    says=f"The ledger's peak of a step on {RANKS} ranks, at the sizes that were tried. With many rows it is at the "
-    "beginning of backward, when DDP already holds its gradient buckets and FSDP hardly any gradients.",
+    xlabel="samples per rank",
+    ylabel="peak memory per rank, MiB",
+    title=f"The same memory fits {fits['your FSDP']} samples per rank instead of DDP's {fits['DDP']}",
+    says=f"Peak of a step on {RANKS} ranks, from the ledger, for each batch size tried. With many samples, it comes "
+    "at the start of backward, when DDP already holds its gradient buckets, and FSDP hardly any gradients.",
     lab="05",
 )
 
 
 # %% tags=["C37", "nbval-ignore-output"]
 def time_per_row(build: Callable[[], Trainer], sizes: list[int]) -> dict[int, float]:
-    """Return milliseconds per row (of all ranks' rows) in the fastest of three steps, by rows per rank."""
+    """Return milliseconds per sample (of all ranks) in the fastest of three steps, by samples per rank."""
     let_communication_go_first()
     times = {}
     with parse_link("latency=2ms,bandwidth=100MB/s"):
@@ -1115,18 +1115,20 @@ def time_both() -> dict[str, dict[int, float]]:
 times = launch(time_both, RANKS)[0]
 equal, at_most = (times["your FSDP"][fits[name]] / times["DDP"][fits["DDP"]] for name in ("DDP", "your FSDP"))
 for name, each in times.items():
-    print(f"{name:9} ms per row:", ", ".join(f"{ms:.2f} with {rows}" for rows, ms in each.items()))
+    print(f"{name:9} ms per sample:", ", ".join(f"{ms:.2f} with {rows}" for rows, ms in each.items()))
 print(
-    f"your FSDP over DDP's {fits['DDP']} rows: {equal:.2f} times with as many, {at_most:.2f} with {fits['your FSDP']}"
+    f"your FSDP's time per sample over DDP's with {fits['DDP']}: "
+    f"{equal:.2f} with as many samples, {at_most:.2f} with {fits['your FSDP']}"
 )
 plots.lines(
     {name: (list(each), list(each.values())) for name, each in times.items()},
-    xlabel="rows per rank (logarithmic)",
-    ylabel="time per row (all ranks' rows), ms",
-    title=f"Per row, your FSDP takes {equal:.1f} times as long as DDP with {fits['DDP']} rows per rank, and "
-    f"{at_most:.1f} times with the {fits['your FSDP']} that fit",
-    says="Each line ends at the largest batch that fits. At equal batch FSDP is slower: it sends more and hides none; "
-    "the traffic of a step does not grow with its rows, so each of more rows bears less of it.",
+    xlabel="samples per rank (logarithmic)",
+    ylabel="time per sample (of all ranks), ms",
+    title=f"Per sample, your FSDP takes {equal:.1f} times DDP's time at {fits['DDP']} samples per rank, and "
+    f"{at_most:.1f} times at {fits['your FSDP']}",
+    says="Each line ends at the largest batch that fits; both ratios refer to DDP's last point. At equal batch size, "
+    "FSDP is slower: it sends more and hides nothing. The traffic of a step does not grow with the batch, so a larger "
+    "batch spreads it over more samples.",
     lab="05",
     logx=True,
 )
@@ -1227,7 +1229,7 @@ def read_state() -> tuple[str, list[str], str, tuple[int, ...]]:
 
 
 behind, keys, said, shape = launch(read_state, RANKS)[0]
-print_wrapped(f"behind a weight of your FSDP between steps: {behind}; its state_dict: {', '.join(keys[:3])}, ...")
+print_wrapped(f"storage of a weight of your FSDP between steps: {behind}; its state_dict: {', '.join(keys[:3])}, ...")
 print("minifsdp:", said.partition(";")[0])
 print(f"inside summon_full_params, which gathers: shape {list(shape)}")
 
@@ -1285,8 +1287,8 @@ with tempfile.TemporaryDirectory() as folder:
 plots.timeline(
     {"DDP": spans["DDP"], "your FSDP": spans["FSDP"]},
     title=f"{overlap(spans['FSDP']):.0%} of your FSDP's communication is under compute: it waits for every message",
-    says="Lanes of one rank over one step. A gather is issued when its unit is needed and not before, so the host "
-    "stands still while the link is busy, and the link while the host computes.",
+    says="Lanes of one rank over one step. A gather is issued only when its unit is needed: the host waits while the "
+    "link is busy, and the link is idle while the host computes.",
     lab="05",
 )
 

@@ -223,8 +223,8 @@ shown = {
 plots.timeline(
     shown,
     title="Two streams hide five of six gathers if the host runs ahead, none if it computes",
-    says="Forward of six units by your finish_times: for each a gather of 2 ms and 3 ms of compute. Only the first "
-    "gather has nothing to hide under.",
+    says="Forward of six units, timed by your finish_times: each unit needs a gather of 2 ms and 3 ms of compute. Only "
+    "the first gather has nothing to hide under.",
     lab="06",
     model="finish_times",
 )
@@ -248,7 +248,7 @@ plots.timeline(
 # Predict: `giver` has 40 ms of work queued. For how many milliseconds does `order_streams` block the host?
 
 # %%
-predict("6.2", ..., "ms for which the host stands still in order_streams")
+predict("6.2", ..., "ms for which the host waits in order_streams")
 
 
 # %% tags=["exercise-6.2"]
@@ -310,7 +310,7 @@ outcome("6.2", stands, how="computed", slips=slips)
 # the buffer contains NaN. Predict: how many elements of `flat.full` are correct when your function returns?
 
 # %%
-predict("6.3", ..., "elements of a block's `flat.full` that are right when gather returns")
+predict("6.3", ..., "elements of a block's `flat.full` that are correct when gather returns")
 
 
 # %% tags=["exercise-6.3"]
@@ -372,7 +372,9 @@ def gather_a_block() -> tuple[int, bool]:
 block_elements = sum(SIZES.units[1])
 slips = {"this rank's own shard: the collective brings it, too": -(-block_elements // RANKS)}
 outcome("6.3", right, ranks=RANKS, slips=slips)
-print(f"of {block_elements:,} elements {right} are right when gather returns; all after handle.wait(): {after}")
+print(
+    f"{right} of {block_elements:,} elements are correct when gather returns; all of them after handle.wait(): {after}"
+)
 assert after
 
 # %% [markdown]
@@ -696,7 +698,7 @@ def train_and_measure(schedules: Mapping[str, Any]) -> dict[str, dict[str, Any]]
 ranks = launch(train_and_measure, RANKS, {"lab 05": SyncSchedule, "yours": yours})
 for rank, found in enumerate(ranks):
     same = found["yours"]["losses"] == found["lab 05"]["losses"]
-    print(f"rank {rank}: losses {[round(loss, 4) for loss in found['yours']['losses']]}, lab 05's bit for bit: {same}")
+    print(f"rank {rank}: losses {[round(loss, 4) for loss in found['yours']['losses']]}, equal to lab 05's: {same}")
     assert same, "overlap has changed the values: something is read before it is there"
 
 sync, mine = ranks[0]["lab 05"], ranks[0]["yours"]
@@ -726,9 +728,9 @@ plots.stages(
     mine["stages"],
     predicted={"peak": peak},
     earlier={"lab 05": totals},
-    title=f"One reduction under way holds one block's gradient: {more / MIB:.2f} MiB more at the peak",
-    says="Bytes of a rank after forward, at the peak of the step, and after backward; predicted: lab 05's peak, one "
-    "block's unsharded gradient, and on gloo what is received to be summed.",
+    title=f"A reduction in progress holds one block's gradient: the peak is {more / MIB:.2f} MiB higher",
+    says="Bytes of a rank after forward, at the peak of the step, and after backward. Predicted: lab 05's peak, one "
+    "block's unsharded gradient and, on gloo, what the reduction receives.",
     lab="06",
 )
 
@@ -771,11 +773,11 @@ def losses_of_both() -> list[list[float]]:
 
 
 plausible, wrong, right = launch(losses_of_both, RANKS)[0]
-print_wrapped(f"at the last moment, yours: {right}; with the late wait: {wrong}")
+print_wrapped(f"gathers completed as late as possible: yours {right}; with the late wait {wrong}")
 assert right == [round(loss, 4) for loss in mine["losses"]]
 
 # %% tags=["nbval-ignore-output"]
-print(f"as it is, with the late wait: {plausible}")
+print(f"gathers completed as usual: with the late wait {plausible}")
 
 # %% [markdown]
 # The loss is NaN because the emulated link fills memory with NaN until the data arrives. On a real link, block 2
@@ -824,7 +826,7 @@ for name, program in programs.items():
     units = sorted({log[number].what for number in missing_waits(log)})
     hazards = [hazard for hazard in replay(program, SMALL).hazards if hazard.kind == "missing wait"]
     said = sorted({hazard.unit for hazard in hazards})
-    print(f"{name}: {len(missing_waits(log))} reads too early of {units}; the simulated GPU says {said}")
+    print(f"{name}: {len(missing_waits(log))} reads too early, of {units}; the simulated GPU finds {said}")
     assert units == said == ([] if name == "yours" else ["blocks.2"])
 print_wrapped(hazards[0].text)
 
@@ -851,7 +853,7 @@ untold = program_of(partial(LabOverlap, pieces=PIECES._replace(free=without_reco
 for name, program in (("yours", programs["yours"]), ("without record_stream", untold)):
     run = replay(program, SMALL)
     reused = [hazard for hazard in run.hazards if hazard.kind == "reused too early"]
-    print(f"{name}: {run.peak('reserved') / MIB:.0f} MiB reserved, {len(reused)} times reused too early")
+    print(f"{name}: {run.peak('reserved') / MIB:.0f} MiB reserved, memory reused too early {len(reused)} times")
     if reused:
         print_wrapped(f"    first: {reused[0].text}")
 assert reused, "the next gather should have got memory that is still read"
@@ -940,10 +942,9 @@ assert kernels_meanwhile(programs["yours"], "all_gather") == 0 < kernels_meanwhi
 # %%
 plots.timeline(
     runs,
-    title="Forward hides by itself; in backward the order on the one queue decides",
-    says="A step on a simulated GPU. In backward of the middle row each reduction, and the gather behind it, make a "
-    "hole: compute waits for both. In the last row the gather goes first. The host had issued all of it before the "
-    "step began.",
+    title="Forward gathers hide without further work; in backward, the issue order decides",
+    says="A step on a simulated GPU. In backward of the middle row, compute waits for each reduction and for the "
+    "gather behind it. In the last row, the gather goes first. The host had issued everything before the step began.",
     lab="06",
 )
 
@@ -977,7 +978,7 @@ results = versus(BIG, SCHEDULES, steps=5)
 for name, each in results.items():
     print(
         f"{name:20} measured {1e3 * each.median:.0f} ms, predicted {1e3 * each.predicted:.0f} ms ({each.error:+.0%}); "
-        f"the waits alone {each.waiting_error:+.0%}"
+        f"waiting time alone: {each.waiting_error:+.0%}"
     )
 
 
@@ -991,8 +992,8 @@ def gain(name: str) -> str:
 
 plots.versus(
     results,
-    title=f"By the clock, your schedule gains {gain('yours')}, and with the gather first {gain('yours, gather first')}",
-    says="Two ranks, emulated link of 2 ms and 50 MB/s, the host computes. Reductions are all that can hide.",
+    title=f"Measured: your schedule gains {gain('yours')}, and {gain('yours, gather first')} with the gather first",
+    says="Two ranks on an emulated link of 2 ms and 50 MB/s; the host computes. Only reductions can be hidden.",
     lab="06",
 )
 
@@ -1050,10 +1051,10 @@ traced = {name: min(each, key=lambda spans: max(span.end for span in spans)) for
 hidden = {name: overlap(spans) for name, spans in traced.items()}
 plots.timeline(
     traced,
-    title=f"Your schedule hides {hidden['yours']:.0%} of its communication under compute, and with the gather first "
-    f"{hidden['yours, gather first']:.0%}",
-    says="A step of rank 0, the faster of two, in the world of this notebook. Where ranks share a GPU, look at the "
-    "order alone.",
+    title=f"Your schedule hides {hidden['yours']:.0%} of its communication under compute, and "
+    f"{hidden['yours, gather first']:.0%} with the gather first",
+    says="A step of rank 0, the faster of two, in this notebook's process group. If ranks share a GPU, look only at "
+    "the order.",
     lab="06",
 )
 
@@ -1067,11 +1068,11 @@ plots.timeline(
 show_record(
     "06",
     says="""
-On record is a step of the ladder's rungs, of which `fsdp` is lab 05's schedule and `fsdp-overlap` yours with
-the gather first. Compare with your own trace: is `fsdp` without overlap there, too? And with the simulated GPU: is
-forward hidden but for its first gather, and are the last reductions bare? If it is not hidden, look whether
-compute has gaps everywhere: a small model's kernels are shorter than their launches, and then no host is ahead.
-(Milliseconds do not compare: the simulated GPU is another, slow one.)
+The record shows a step of the ladder's rungs: `fsdp` is lab 05's schedule, and `fsdp-overlap` is yours with
+the gather first. Compare it with your own trace: does `fsdp` have no overlap there, either? Compare it with the
+simulated GPU: is all of forward's communication hidden, except for the first gather, and are the last reductions
+exposed? If nothing is hidden, check whether compute has gaps everywhere: a small model's kernels are shorter than
+their launches, so the host cannot run ahead. (Do not compare milliseconds: the simulated GPU is a slower one.)
 """,
 )
 
@@ -1089,7 +1090,7 @@ for name, run in runs.items():
     issued = f"the host has issued both steps after {1e3 * run.memory[-1].at:.1f} of {1e3 * run.done:.0f} ms"
     print_wrapped(f"{name:20} MiB at most: {peaks}; {issued}")
 whole = 4 * sum(map(sum, SIZES.units)) / MIB
-print(f"all units, whole: {whole:.1f} MiB")
+print(f"all units, unsharded: {whole:.1f} MiB")
 assert runs["lab 05"].peak("active") == runs["lab 05"].peak("allocated") == runs["yours"].peak("allocated")
 assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB + whole
 

@@ -146,9 +146,9 @@ computes = sum(span.duration for span in without.last_step() if span.lane == "co
 print(f"a step: {1e3 * without.seconds:.0f} ms, of which it computes {1e3 * computes:.0f} ms")
 plots.timeline(
     {"no prefetch": without.last_step()},
-    title=f"Every gather is waited for: of {1e3 * without.seconds:.0f} ms a step computes {1e3 * computes:.0f}",
-    says="One step of 3 blocks. In forward every unit waits for its gather, in backward for the reduction of the unit "
-    "before it and for its own gather behind that.",
+    title=f"Compute takes {1e3 * computes:.0f} of a step's {1e3 * without.seconds:.0f} ms; the rest is waiting",
+    says="One step of 3 blocks. In forward, every unit waits for its gather; in backward, for the reduction of the "
+    "previous unit and for its own gather behind it.",
     model=LAPTOP.name,
 )
 
@@ -240,7 +240,7 @@ def follow(calls: list[str], order: Order) -> int:
     length = len(order.ahead)
     for name in dict.fromkeys(["root", *reversed(calls)]):
         record(order, "pre-backward", name)
-        print(f"backward of {name}: then {' '.join(reversed(order.ahead)) or 'nobody'}")
+        print(f"backward of {name}: then {' '.join(reversed(order.ahead)) or 'nothing'}")
     record(order, "end backward")
     return length
 
@@ -420,7 +420,7 @@ print_wrapped(f"none: {seen['none']['log']}")
 padded = [closed_form.Setting(RANKS).padded(sum(unit)) for unit in SIZES.units]
 for name, size in zip(UNITS, padded, strict=True):
     print(f"{name:8} {size:9,} bytes gathered")
-predict("7.2", ..., "most bytes of gathered parameters on a rank, forward prefetch, depth 1")
+predict("7.2", ..., "peak bytes of gathered parameters on a rank, forward prefetch, depth 1")
 
 
 # %% tags=["exercise-7.2"]
@@ -445,7 +445,7 @@ FORWARD = NONE._replace(pre_forward=pre_forward)
 seen["forward"] = launch(train, RANKS, FORWARD, 1)[0]
 print_wrapped(f"forward: {seen['forward']['log']}")
 slips = {
-    "the root stays whole all the time": padded[1] + padded[2],
+    "the root stays unsharded all the time": padded[1] + padded[2],
     "without prefetch": padded[0] + padded[1],
     "the whole model": sum(padded),
 }
@@ -469,7 +469,7 @@ outcome("7.2", seen["forward"]["unsharded"], ranks=RANKS, slips=slips)
 # then hold at most?
 
 # %%
-predict("7.3", ..., "most bytes of gathered parameters on a rank, PRE, depth None")
+predict("7.3", ..., "peak bytes of gathered parameters on a rank, PRE, depth None")
 
 
 # %% tags=["exercise-7.3"]
@@ -494,7 +494,7 @@ found = launch(train_all, RANKS, {"PRE": (PRE, 1), "PRE, all": (PRE, None)})[0]
 seen |= found
 for name, each in found.items():
     print(f"{name + ':':10}{each['log'].partition(' | ')[2]}")
-slips = {"depth 1": padded[0] + 2 * padded[1], "the root is whole, too": sum(padded[1:])}
+slips = {"depth 1": padded[0] + 2 * padded[1], "the root stays unsharded, too": sum(padded[1:])}
 outcome("7.3", seen["PRE, all"]["unsharded"], ranks=RANKS, slips=slips)
 
 # %% [markdown]
@@ -598,11 +598,11 @@ plots.stages(
     },
     predicted={f"{name}: gathered": bounds[name].unsharded_peak for name in shown}
     | {f"{name}: gradients": bounds[name].gradients_peak for name in shown},
-    title="One unit ahead POST costs nothing and PRE one unit; without a bound the whole model is gathered",
-    says="Most bytes of gathered parameters in a step, then most bytes of gradients; the host computes. Diamonds: the "
+    title="At depth 1, POST costs no memory and PRE one unit; without a bound, all units are gathered",
+    says="Peak bytes of gathered parameters in a step, then of gradients; the host computes. Diamonds: the "
     "closed form.",
     lab="07",
-    ylabel="most on a rank",
+    ylabel="peak per rank",
 )
 
 
@@ -617,8 +617,8 @@ plots.curve(
     without_activations(seen["both, all"]["curve"]),
     title=f"Model state peaks at {seen['both, all']['state'] / MIB:.2f} MiB with everything gathered ahead, at "
     f"{seen['none']['state'] / MIB:.2f} without prefetch",
-    says="One step, without activations. Teeth (grey lines) become stairs: all parameters are whole when forward "
-    "begins, and again when backward begins, and go unit by unit.",
+    says="One step, without activations. Teeth (grey lines) become stairs: all parameters are unsharded when "
+    "forward begins and again when backward begins, and are freed unit by unit.",
     lab="07",
     earlier={name: without_activations(seen[name]["curve"]) for name in ("none", "PRE")},
 )
@@ -668,15 +668,15 @@ results = versus(TIMED, schedules, steps=3)
 for name, result in results.items():
     print(
         f"{name:5} measured {1e3 * result.median:4.0f} ms, predicted {1e3 * result.predicted:4.0f} ms, "
-        f"error {result.error:+.0%}, of the waits alone {result.waiting_error:+.0%}"
+        f"error {result.error:+.0%}, of the waiting time alone {result.waiting_error:+.0%}"
     )
 assert results["both"].predicted < results["none"].predicted
 plots.versus(
     results,
     title=f"Prefetch shortens a step from {1e3 * results['none'].median:.0f} to {1e3 * results['both'].median:.0f} ms; "
     f"the model predicts {1e3 * results['none'].predicted:.0f} and {1e3 * results['both'].predicted:.0f}",
-    says="Two ranks on an emulated link, 3 steps of each schedule. The model is given the link and each schedule's own "
-    "seconds of computing, measured, and works out from its program how long it waits.",
+    says="Two ranks on an emulated link, 3 steps of each schedule. The model takes the link and each schedule's "
+    "measured compute time, and predicts from its program how long it waits.",
     lab="07",
 )
 
@@ -711,9 +711,9 @@ def in_milliseconds(programs: dict[str, Program]) -> None:
 in_milliseconds(programs)
 plots.timeline(
     {name: replay(programs[name], LAPTOP).last_step() for name in ("none", "both", "both, all")},
-    title="One unit ahead closes the gaps; to gather all of them first gains nothing more",
-    says="Where forward begins there is nothing to hide a gather behind, where backward begins only the root; at the "
-    "end nothing hides the last reductions. What is gathered more than one unit ahead only waits in memory.",
+    title="Prefetching one unit ahead closes the gaps; gathering all units first gains nothing more",
+    says="When forward begins, no compute can hide a gather; when backward begins, only the root's can; at the end, "
+    "none hides the last reductions. A unit gathered more than one ahead only waits in memory.",
     lab="07",
     model=LAPTOP.name,
 )
@@ -806,8 +806,8 @@ plots.timeline(
         f"{name}, two layers": cut(run.last_step(), begin[name], begin[name] + 2 * layer_seconds(run)[1])
         for name, run in big.items()
     },
-    title="Without prefetch a layer waits for a reduction and for the gather behind it, with it for neither",
-    says="Two layers of backward, from the end of the last layer on. Numbers are layers.",
+    title="Without prefetch, a layer waits for a reduction and the gather behind it; with it, for neither",
+    says="Two layers of backward, from the end of the last layer on. The numbers are layers.",
     lab="07",
     model=shape.hardware.name,
 )
@@ -881,7 +881,7 @@ plots.lines(
         f"host {host}": ([1e6 * each for each in LAUNCH], [round(100 * gain, 1) + 0.0 for gain in several])
         for host, several in gains.items()
     },
-    xlabel="host's time for a kernel, µs (logarithmic)",
+    xlabel="host time per kernel launch, µs (logarithmic)",
     ylabel="forward time saved, %",
     title=f"Forward prefetch saves {gains['held up'][0]:.0%} if the host is held up, and nothing if it is well ahead",
     says="Three equal blocks. A host that runs ahead has issued the gather anyway; one that is slower than its device "
@@ -903,12 +903,11 @@ plots.lines(
 show_record(
     "07",
     says="""
-On record is a step of the ladder's rungs, of which `fsdp-overlap` does not prefetch, and `fsdp-prefetch`
-gathers as far ahead as there are units. Compare with what you have measured: your host computes, and gained by
-prefetch in forward, too; does a GPU's have any gaps there to close? Compare with the model: does a gather of
-backward start before the reduction of the unit before it, and does compute then wait for neither? (`fsdp-
-overlap` issues that gather first as well.) Where the ranks shared a GPU, as the first line of the record would
-say, the order is all that can be compared.
+The record shows a step of the ladder's rungs: `fsdp-overlap` does not prefetch, and `fsdp-prefetch` gathers all
+units ahead. Compare it with your measurements: your host computes, so prefetch shortened forward, too; does a GPU
+have any gaps in forward to close? Compare it with the model: does a gather in backward start before the previous
+unit's reduction, and does compute then wait for neither? (`fsdp-overlap` also issues that gather first.) If the
+ranks shared a GPU, as the first line of the record would say, compare only the order.
 """,
 )
 
@@ -924,7 +923,7 @@ say, the order is all that can be compared.
 # of the elements in rank 0's buffer for block 0 belong to block 0 afterwards?
 
 # %%
-predict("7.5", ..., "elements of block 0, of 133,666 gathered on rank 0, that are right")
+predict("7.5", ..., "correct elements of block 0 on rank 0, of 133,666 gathered")
 
 
 # %%
@@ -997,9 +996,9 @@ WAYS = [[0, 1, 2, 3, 4], [1, 0, 2, 3, 4]]
 disorder = launch(run_own_ways, RANKS, WAYS, NONE)
 outcome("7.5", disorder[0][1], slips={"all of them": padded[1] // 4, "a gather brings the others' shards, too": 0})
 for rank, (said, right, losses) in enumerate(disorder):
-    print(f"rank {rank}: {said}; {right:,} of {padded[1] // 4:,} elements of block 0 were right")
-    print(f"  loss   {', '.join(f'{found:.4f}' for found, _ in losses)}")
-    print(f"  should {', '.join(f'{should:.4f}' for _, should in losses)}")
+    print(f"rank {rank}: {said}; {right:,} of {padded[1] // 4:,} elements of block 0 were correct")
+    print(f"  loss     {', '.join(f'{found:.4f}' for found, _ in losses)}")
+    print(f"  expected {', '.join(f'{should:.4f}' for _, should in losses)}")
 assert all(abs(found - should) > 1e-3 for _, _, losses in disorder for found, should in losses)
 
 # %% [markdown]

@@ -155,7 +155,7 @@ GIB, MIB = 2**30, 2**20
 STEPS = 3  # the last one is examined
 GPT_175B = replace(SHAPES["GPT-175B-like"], recorded=6, batch=2)
 A100 = replace(GPT_175B.device, name="A100 with 40 GiB", capacity=40 * GIB)
-PLENTY = replace(A100, name="A100 with memory without end", capacity=2**50)
+PLENTY = replace(A100, name="A100 with unlimited memory", capacity=2**50)
 
 
 def table(runs: dict[str, Run]) -> None:
@@ -174,9 +174,9 @@ table({"without a limit": plenty})
 # %%
 plots.device_memory(
     {"without a limit": plenty},
-    title=f"The program holds {plenty.peak('allocated') / GIB:.0f} GiB at most, and its allocator "
+    title=f"The program needs {plenty.peak('allocated') / GIB:.0f} GiB at its peak, and its allocator reserves "
     f"{plenty.peak('reserved') / GIB:.0f}",
-    says="Bytes over the host's time. What waits for an event has been freed by the program but cannot be reused yet: "
+    says="Bytes over the host's time. The program has freed what waits for an event, but it cannot be reused yet: "
     "the device still has to read it. Cached memory can be reused.",
     lab="08",
     model=PLENTY.name,
@@ -270,7 +270,7 @@ slips = {
 outcome("8.1", first.size, how="computed", slips=slips)
 print("free after it:", [(block.start, block.size) for block in memory.free])
 second = malloc(memory, 1_000_000, stream=1)
-print(f"the same request of another stream: at {second.start:,}, in a segment of its own")
+print(f"the same request from another stream: at {second.start:,}, in a segment of its own")
 
 # %% [markdown]
 # ## 8.2 Put back
@@ -562,16 +562,16 @@ last = yours.last_step()
 driver = sum(span.duration for span in last if span.name in ("cudaFree", "cudaMalloc"))
 in_last = [at for at in yours.retries_at if at >= [mark for mark in yours.marks if mark.name == "step"][-1].host]
 print(f"retries: {yours.retries} in {STEPS} steps, {len(in_last)} in the last")
-print(f"the last step: {yours.seconds:.3f} s; with memory enough: {plenty.seconds:.3f} s")
-print(f"of it the device computes nothing for {pauses(yours):.3f} s; with memory enough: {pauses(plenty):.3f} s")
+print(f"the last step: {yours.seconds:.3f} s; with enough memory: {plenty.seconds:.3f} s")
+print(f"in it, the device computes nothing for {pauses(yours):.3f} s; with enough memory: {pauses(plenty):.3f} s")
 print(f"cudaFree and cudaMalloc take the host {driver:.3f} s")
 assert in_last
 assert pauses(yours) > pauses(plenty) + driver / 2
 plots.device_memory(
     {"without a limit, 40 GiB": yours},
-    title=f"The cache is given back {len(in_last)} times in a step of {yours.seconds:.2f} s",
+    title=f"The allocator empties its cache {len(in_last)} times in a step of {yours.seconds:.2f} s",
     says="Freed blocks wait until there is no room; then the host waits for the device, which runs out of work. After "
-    "that segments are taken anew, one slow call after the other. The axis ends with the host's part of the step.",
+    "that, segments are allocated again, one slow call after another. The axis ends with the host's part of the step.",
     lab="08",
     model=A100.name,
 )
@@ -582,19 +582,19 @@ pieces_of = [block for segment in before_retry for block in segment.blocks]
 kinds = {state: sum(b.size for b in pieces_of if b.state == state) / GIB for state in ("in use", "waiting", "free")}
 plots.blocks(
     {request: before_retry},
-    title=f"Memory has run out with {kinds['in use']:.0f} GiB in use: {kinds['waiting']:.0f} GiB wait for an event",
-    says="Just before the first retry: segments and their blocks, by stream; 1 has the gathers, 2 the reductions. What "
-    "is free on one stream is of no use to another, and pieces are of no use to a request larger than each.",
+    title=f"Memory runs out with {kinds['in use']:.0f} GiB in use: {kinds['waiting']:.0f} GiB wait for an event",
+    says="Just before the first retry: segments and their blocks, by stream; 1 has the gathers, 2 the reductions. Free "
+    "memory of one stream is of no use to another, and a free block is of no use to a larger request.",
     lab="08",
     model=A100.name,
 )
 
 # %%
 plots.timeline(
-    {"without a limit, memory enough": plenty.last_step(), "40 GiB, with retries": last},
-    title=f"Retries stop the device for {pauses(yours) - pauses(plenty):.2f} s of the step: {len(in_last)} of them",
-    says="Lanes of rank 0 over the last step. While the host waits nothing new is queued; when the device has done "
-    "all, cudaFree and cudaMalloc run, and only then does the host queue the next kernel.",
+    {"without a limit, enough memory": plenty.last_step(), "40 GiB, with retries": last},
+    title=f"{len(in_last)} retries stop the device for {pauses(yours) - pauses(plenty):.2f} s of the step",
+    says="Lanes of rank 0 over the last step. While the host waits, nothing new is queued. When the device has "
+    "finished, cudaFree and cudaMalloc run, and only then does the host queue the next kernel.",
     lab="08",
     model=A100.name,
 )
@@ -612,7 +612,7 @@ plots.timeline(
 # next cell shows its effect:
 
 # %%
-print("a call, and a GiB of it   a step without a limit (model, not measured)")
+print("per call, and per GiB     a step without a limit (model, not measured)")
 quicker = {call: replay(unlimited, replace(A100, segment=(call, call)), LabAllocator) for call in (0, 0.3e-3)}
 for call, run in {**quicker, A100.segment[0]: yours}.items():
     longer = run.seconds / plenty.seconds - 1
@@ -628,7 +628,7 @@ from minifsdp.course.launch import launch, rank_device
 
 print("starting two ranks ...")
 stats = launch(lambda: device.memory_stats(rank_device()), 2)[0]
-print("this device's caching allocator:", stats or "none, memory of a CPU is not cached by torch")
+print("this device's caching allocator:", stats or "none; torch does not cache CPU memory")
 
 # %% [markdown]
 # # Break. Session two: the limiter
@@ -724,9 +724,9 @@ assert held.retries == 0
 # %%
 plots.device_memory(
     {"without a limit": yours, "your limit, k = 2": held},
-    title=f"With a limit {held.peak('reserved') / GIB:.0f} GiB are enough, and nothing is given back",
-    says="Before a gather the host waits for the older of two freed units: both wait for an event until then, and "
-    "one afterwards. What else waits is gradients under reduction.",
+    title=f"With a limit {held.peak('reserved') / GIB:.0f} GiB suffice, and the allocator never empties its cache",
+    says="Before a gather, the host waits for the older of two freed units: both wait for an event until then, and one "
+    "afterwards. The rest of what waits is gradients being reduced.",
     lab="08",
     model=A100.name,
 )
@@ -757,7 +757,7 @@ def waits_for_a_free(limit: int, seconds: float = 0.2) -> str:
     room = threading.Semaphore(limit)
     for number in range(3):
         if not room.acquire(timeout=seconds):
-            return f"unit {number} waits for a free that only this host can issue, behind this very line: for ever"
+            return f"unit {number} waits for a free that only this host can issue, behind this very line: forever"
     return "all gathered"
 
 
@@ -773,7 +773,7 @@ print("limit 2:", waits_for_a_free(2))
 # how many bytes of gathered parameters does a rank hold at most with a limit of 3?
 
 # %%
-predict("8.7", ..., "most bytes of gathered parameters, limit 3, blocks of 534,664 and a root of 224,472")
+predict("8.7", ..., "peak bytes of gathered parameters, limit 3, blocks of 534,664 and a root of 224,472")
 
 
 # %% tags=["exercise-8.7"]
@@ -910,7 +910,7 @@ outcome(
     "8.7",
     usage["k = 3"].unsharded,
     slips={
-        "the root does not count: it is whole besides the three blocks": root + 2 * blocks[0],
+        "the root does not count: it is unsharded besides the three blocks": root + 2 * blocks[0],
         "without the root": 3 * blocks[0],
         "without the limit": root + sum(blocks),
     },
@@ -921,20 +921,20 @@ for name, mine in usage.items():
     expected = closed_form.fsdp(SIZES.units, setting, limit=k, **ahead).unsharded_peak
     print(f"{name:25} gathered at most: expected {expected:9,}  measured {mine.unsharded:9,}")
     assert mine.unsharded == expected == root + k * blocks[0]
-print(f"the whole model, 4Ψ: {4 * sum(SIZES.parameters):,}")
+print(f"the unsharded model, 4Ψ: {4 * sum(SIZES.parameters):,}")
 
 # %% tags=["nbval-ignore-output"]
 picture = None
 if recorded := {name: mine.allocator for name, mine in usage.items() if mine.allocator}:
     picture = plots.allocator_memory(
         recorded,
-        title="What this GPU's allocator held, beside the ledger",
-        says="Bytes of a rank over a step, as the allocator noted them. The ledger slows the host down: less waits for "
-        "the device than in a step that nobody looks at.",
+        title="This GPU's allocator, next to the ledger, over one step",
+        says="Bytes of a rank over a step, as the allocator recorded them. The ledger slows the host down, so less "
+        "memory waits for the device than in a step without it.",
         lab="08",
     )
 else:
-    print("no caching allocator here: torch does not cache a CPU's memory")
+    print("no caching allocator here: torch does not cache CPU memory")
 picture
 
 
@@ -950,10 +950,10 @@ assert usage["k = 2 for gathers alone"].state == usage["no limit at all"].state
 others = ("no limit", "no limit at all")
 plots.curve(
     without_activations(usage["k = 2"].curve),
-    title=f"k = 2 holds {usage['k = 2'].state / MIB:.2f} MiB of model state at most, a prefetch without limit "
+    title=f"Model state peaks at {usage['k = 2'].state / MIB:.2f} MiB with k = 2, and without a limit at "
     f"{usage['no limit'].state / MIB:.2f}",
-    says="Bytes of a rank over the allocations of a step, without activations; grey: the same step prefetched without "
-    "a limit, which has gathered the whole model before the first block computes; 'at all': nor on reductions.",
+    says="Bytes of a rank over the allocations of a step, without activations. Grey: no limit on gathers, so the step "
+    "gathers the entire model before the first block computes; 'at all': no limit on reductions either.",
     lab="08",
     earlier={name: without_activations(usage[name].curve) for name in others},
 )
@@ -1038,7 +1038,7 @@ held_at = [
     always + sum(blocks[j : j + 2]) + sum(received[j + 1 : j + 2]) + sum(blocks[j + 1 :]) // RANKS
     for j in range(len(blocks))
 ]
-slip = "one block more is whole, but a block earlier in backward, when there is a gradient shard less"
+slip = "one block more is unsharded, but a block earlier in backward, when there is a gradient shard less"
 outcome("8.8", usage["k = 2"].state - usage["k = 1"].state, slips={slip: blocks[0]})
 
 
@@ -1065,10 +1065,10 @@ plots.lines(
     {"measured, 2 ranks": ([1, 2, 3], [usage[f"k = {k}"].state / MIB - peaks[0] for k in (1, 2, 3)])},
     expected={"measured, 2 ranks": (ks, more)},
     xlabel="limit k",
-    ylabel="MiB more than with k = 1",
-    title=f"One more unit gathered, {blocks[0] / MIB:.3f} MiB, raises the peak by {more[1]:.3f} MiB",
-    says="The ledger's peak of a step, without activations. On N ranks it is 1 - 1/N of a block: with one more unit "
-    "whole the heaviest moment comes a block earlier in backward, when one gradient shard fewer is there.",
+    ylabel="peak above that of k = 1, MiB",
+    title=f"Gathering one more unit, {blocks[0] / MIB:.3f} MiB, raises the peak by {more[1]:.3f} MiB",
+    says="The ledger's peak of a step, without activations. On N ranks, it rises by 1 - 1/N of a block: with one "
+    "more unsharded unit, the peak comes one block earlier in backward, when there is one gradient shard fewer.",
     lab="08",
 )
 
@@ -1139,7 +1139,7 @@ T5, T5_DEVICE = SHAPES["T5-11B-like"], devices["T5-11B-like"]
 by_limit = {**programs["T5-11B-like"], 1: T5.record(partial(HeldBack, limit=1))}
 roomy = replace(T5_DEVICE, capacity=2**50)
 need = {k: replay(program, roomy) for k, program in by_limit.items()}
-print("T5-11B-like, memory enough (model, not measured)")
+print("T5-11B-like, enough memory (model, not measured)")
 for k in (1, 2, None):
     name = "no limit" if k is None else f"k = {k}"
     print(f"{name:9}{1e3 * seconds(need[k]):6.1f} ms, {need[k].peak('reserved') / GIB:5.2f} GiB reserved")
@@ -1164,11 +1164,11 @@ by_room = {T5.room: factors["T5-11B-like"]} | {room: factor(room) for room in (1
 assert by_room[2.0] == 1
 plots.lines(
     {"T5-11B-like": (list(by_room), list(by_room.values()))},
-    xlabel="memory of the device, multiples of the need with k = 2",
-    ylabel="time of a step, multiples of that with k = 2",
-    title=f"Without a limit, a step takes {by_room[T5.room]:.1f} times as long if memory is short, and as long if it "
-    "is ample",
-    says="With k = 2 a step takes the same everywhere. Mean of all steps but the first.",
+    xlabel="device memory, multiples of the need with k = 2",
+    ylabel="step time, multiples of that with k = 2",
+    title=f"Without a limit, a step takes {by_room[T5.room]:.1f} times as long if memory is short, but not "
+    "if it is ample",
+    says="With k = 2, a step takes the same time everywhere. Mean of all steps except the first.",
     lab="08",
     model=T5_DEVICE.name,
 )
@@ -1200,7 +1200,7 @@ results = versus(
 for name, each in results.items():
     print(
         f"{name:26}{1e3 * each.median:5.0f} ms measured,{1e3 * each.predicted:5.0f} ms predicted: {each.error:+.0%}, "
-        f"of the waits alone {each.waiting_error:+.0%}"
+        f"of the waiting time alone {each.waiting_error:+.0%}"
     )
 deep, with_two = results["prefetch without a limit"], results["your limit, k = 2"]
 turns = [-share for share in gains(with_two, deep)]
@@ -1208,9 +1208,9 @@ print(f"k = 2 against no limit, turn by turn: {min(turns):+.0%} to {max(turns):+
 said = "slower in every turn" if min(turns) > 0 else "faster in every turn" if max(turns) < 0 else "within the scatter"
 plots.versus(
     results,
-    title=f"{1e3 * with_two.median:.0f} ms with k = 2, {1e3 * deep.median:.0f} ms without a limit: {said}",
-    says="Median of the measured steps, and what the model of this machine predicts. It leaves out that gloo's real "
-    "collectives take processor time from the computation, and the time to wake up after a wait.",
+    title=f"A step takes {1e3 * with_two.median:.0f} ms with k = 2, {1e3 * deep.median:.0f} ms without a limit: {said}",
+    says="Median of the measured steps, and the prediction of the model of this machine. It ignores the CPU time that "
+    "gloo's real collectives take from the computation, and the time to wake up after a wait.",
     lab="08",
 )
 
@@ -1230,11 +1230,11 @@ for name, limit in (("prefetch without a limit", None), ("your limit, k = 2", 2)
 show_record(
     "08",
     says="""
-On record is the bytes of its allocator over a step of the ladder's rungs, of which `fsdp-prefetch` has no limit
-and `fsdp-limit` one of k. Compare with what you have measured: does the limit take as much off `allocated` as
-off the ledger's curve? And with the simulated GPU: how far do `active` and `reserved` stand above `allocated`,
-without a limit and with one? (The ladder's model is small: its host may not be far ahead of the device, and
-then little waits for an event.)
+The record shows the bytes of its allocator over a step of the ladder's rungs: `fsdp-prefetch` has no limit,
+and `fsdp-limit` has a limit of k. Compare it with your measurements: does the limit lower `allocated` as much as
+it lowers the ledger's curve? Compare it with the simulated GPU: how far above `allocated` are `active` and
+`reserved`, without a limit and with one? (The ladder's model is small: its host may not be far ahead of the
+device, and then little memory waits for an event.)
 """,
 )
 

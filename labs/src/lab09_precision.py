@@ -99,7 +99,7 @@ for _ in range(500):
     low -= 0.001
     high -= 0.001
 outcome("9.0", low.item(), how="computed", slips={"that is exact arithmetic, and about what fp32 gives": 0.5})
-print(f"fp32: {high.item():.4f}; bf16: {low.item():.4f}, for 1.0 - 0.001 rounds back to 1.0 every time")
+print(f"fp32: {high.item():.4f}; bf16: {low.item():.4f}, because 1.0 - 0.001 rounds back to 1.0")
 
 # %% [markdown]
 # What happens in a model? Adam's first step moves *every* element by about the learning rate, in either direction. The
@@ -229,14 +229,14 @@ def divisors(dtype: torch.dtype, ranks: int) -> tuple[int, float]:
 # %%
 before, after = divisors(FP16, 512)
 outcome("9.3", 32, how="computed", slips={"the power of two below the root": 16, "all of it": 512, "nothing": 1})
-print("fp16, 512 ranks that all have the same gradient; the mean, with three ways to divide:")
+print("fp16, the same gradient on 512 ranks; the mean, with the division in three places:")
 for gradient in (2_000.0, 2e-6):
     found = []
     for first, rest in ((1, 512), (512, 1), (before, after)):
         divided = torch.full((512,), gradient, dtype=FP16) / first
         summed = divided.sum(dtype=FP32).to(FP16)  # rounded once, so that only the range matters
         found.append((summed / rest).item())
-    print(f"gradient {gradient:g}: after the sum {found[0]:g}, before {found[1]:g}, split {found[2]:g}")
+    print(f"gradient {gradient:g}: after the sum {found[0]:g}, before the sum {found[1]:g}, split {found[2]:g}")
 
 # %% [markdown]
 # Splitting the division costs a factor of √N at each end of the range, instead of a factor of N at one end: gradients
@@ -435,7 +435,7 @@ def measure_all() -> dict[str, dict[str, Any]]:
 usage = launch(measure_all, RANKS)[0]
 psi, root, block = sum(PADDED), PADDED[0], max(PADDED[1:])
 share = (RANKS - 1) / RANKS
-print(f"{'':22}{'at rest':>12}{'forward ends':>14}{'unsharded at most':>19}{'sent':>12}")
+print(f"{'':22}{'before step':>12}{'forward ends':>14}{'unsharded at most':>19}{'sent':>12}")
 for name, found in usage.items():
     p = PRECISIONS[name].param_dtype.itemsize
     r = PRECISIONS[name].reduce_dtype.itemsize if PRECISIONS[name].reduce_dtype else p
@@ -467,7 +467,7 @@ plots.stages(
         f"{name}\n(peak {whole[name]['peak'] / MIB:.1f})": whole[name] for name in ("fp32", "bf16, reduced in fp32")
     },
     title=f"bf16 lowers the peak from {whole['fp32']['peak'] / MIB:.1f} to {whole['bf16']['peak'] / MIB:.1f} MiB, "
-    "and nothing at rest",
+    "but saves nothing between steps",
     says="A rank's bytes at the end of each stage of a step in bf16, and at its peak. Narrow bars: fp32, and bf16 with "
     "gradients reduced in fp32. Shards, their gradients and Adam's state are fp32 in all three.",
     lab="09",
@@ -498,7 +498,7 @@ plots.stages(
 # Predict: the initial scale is 2**24, but the largest scale without overflow is 2**20. How many steps are skipped?
 
 # %%
-predict("9.4", ..., "steps thrown away from a scale of 2**24 to one of 2**20")
+predict("9.4", ..., "steps skipped while the scale falls from 2**24 to 2**20")
 
 
 # %% tags=["exercise-9.4"]
@@ -656,9 +656,9 @@ def scaling() -> tuple[list[float], list[float], int]:
 
 errors, scales, thrown = launch(scaling, RANKS)[0]
 for (name, scale), error in zip(SCALED, errors, strict=True):
-    print(f"{name}, scale {scale:9,.0f}: {error:7.2%} from fp32's gradients")
+    print(f"{name}, scale {scale:9,.0f}: {error:7.2%} off fp32's gradients")
 wasted = sum(after < before for before, after in zip([2.0**30, *scales], scales, strict=False))
-print(f"fp16 from a scale of 2**30: {wasted} of 9 steps thrown away")
+print(f"fp16 from a scale of 2**30: {wasted} of 9 steps skipped")
 print("exponents of the scale:", [int(torch.tensor(scale).log2()) for scale in scales])
 outcome("9.4", thrown, slips={"halving four times leads there, and the step after it is good": 5})
 assert errors[2] > 2 * errors[3], "scaling has not helped fp16"
@@ -795,8 +795,8 @@ spans = {each: min(takes[each], key=lambda take: max(span.end for span in take))
 plots.timeline(
     {"with communication": spans[True], "without (no_sync)": spans[False]},
     title=f"no_sync issues {UNITS} reductions instead of {K * UNITS}, and the same {K * (2 * UNITS - 1)} gathers",
-    says="Lanes of one rank, three micro-batches. With communication every backward reduces; without, only the last. "
-    "The fastest of six runs of each; a busy machine stretches spans, a reduction's most.",
+    says="Lanes of one rank, three micro-batches. With communication, every backward reduces; without, only the last. "
+    "The fastest of six runs of each; a busy machine lengthens spans, those of reductions most.",
     lab="09",
 )
 
@@ -1010,7 +1010,7 @@ found = launch(accumulate_offloaded, RANKS)[0]
 for name in ("yours", "minifsdp's", "overwriting"):
     print(f"{name:12} equal to no offload: {torch.equal(found[name], found['no offload'])}")
 half = torch.equal(2 * found["overwriting"], found["the second alone"])
-print(f"overwriting: it is half of the second micro-batch's gradient, the first is lost: {half}")
+print(f"overwriting equals half of the second micro-batch's gradient, so the first is lost: {half}")
 assert torch.equal(found["yours"], found["no offload"]), "offload has changed the gradient"
 assert half
 

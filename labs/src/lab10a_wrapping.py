@@ -425,7 +425,7 @@ for name, found in tried.items():
     )
     assert (collectives, found["unsharded"]) == (3 * len(units) - 1, expected[name])
 same_loss = len({found["loss"] for found in tried.values()}) == 1
-print(f"bytes at the peak of a rank; DDP's model state {ddp_peak:,}; the same loss with all policies: {same_loss}")
+print(f"peak bytes of a rank; model state with DDP: {ddp_peak:,}; all policies give the same loss: {same_loss}")
 slips = {"the root is gathered once": 21, "forward gathers too": 13, "the root is a unit too, the seventh": 17}
 slips["the root is gathered and reduced like any unit, each once"] = 18
 outcome("10a.2", len(tried["blocks"]["calls"]), slips=slips)
@@ -435,11 +435,11 @@ assert same_loss, "a policy has changed what is computed"
 plots.stages(
     {f"{name}: {len(found['calls'])} collectives": {"unsharded": found["unsharded"]} for name, found in tried.items()},
     predicted={f"{name}: {len(found['calls'])} collectives": expected[name] for name, found in tried.items()},
-    title=f"From {len(tried['one unit']['calls'])} collectives a step to {len(tried['every Linear']['calls'])}, "
-    f"and from {tried['one unit']['unsharded'] / 2**20:.2f} MiB of unsharded parameters to "
-    f"{tried['every Linear']['unsharded'] / 2**20:.2f}",
-    says="The most bytes of unsharded parameters on a rank in a step, by wrapping policy. Only the single unit is "
-    "gathered once; the others send nearly the same bytes.",
+    title=f"Smaller units need {len(tried['every Linear']['calls'])} collectives instead of "
+    f"{len(tried['one unit']['calls'])}, but {tried['every Linear']['unsharded'] / 2**20:.2f} MiB unsharded instead of "
+    f"{tried['one unit']['unsharded'] / 2**20:.2f}",
+    says="Peak bytes of unsharded parameters on a rank in a step, by wrapping policy. Only the single unit is gathered "
+    "once; the others send nearly the same bytes.",
     lab="10a",
 )
 
@@ -476,8 +476,8 @@ plots.timeline(
     {f"{name}: {len(tried[name]['calls'])} collectives": each for name, each in spans.items()},
     title=f"The same bytes in {len(tried['every Linear']['calls'])} collectives take {ends['every Linear']:.0f} ms, "
     f"and {ends['blocks']:.0f} ms in {len(tried['blocks']['calls'])} collectives",
-    says="A step of your FSDP on rank 0, the faster of two, gathers and reductions one after the other (no "
-    "overlap). Each collective waits for the link's latency, and has its work on the host.",
+    says="A step of your FSDP on rank 0, the faster of two; gathers and reductions run one after the other, "
+    "without overlap. Each collective costs the link's latency and work on the host.",
     lab="10a",
 )
 
@@ -524,14 +524,16 @@ per_rank = launch(layouts_and_runs, RANKS)
 layouts = per_rank[0][0]
 print("units:", {name: sum(layout.values()) for name, layout in layouts.items()})
 for rank, (_, ran) in enumerate(per_rank):
-    print_wrapped(f"rank {rank} runs {', '.join(ran)}: expected of FSDP all six, of a pipeline of {RANKS} stages three")
+    print_wrapped(
+        f"rank {rank} runs {', '.join(ran)}: expected: six with FSDP, three with a pipeline of {RANKS} stages"
+    )
 assert all(ran == BLOCKS for _, ran in per_rank)
 plots.units(
     LAYERS,
     layouts,
     RANKS,
-    title=f"Six blocks in three pairs are {len(layouts)} units: the root has what is left",
-    says="Top: the layers as every rank runs them. Below: each unit's flat parameter and the ranks it is cut over; "
+    title=f"Six blocks in three pairs form {len(layouts)} units: the root unit holds the rest",
+    says="Top: the layers as every rank runs them. Below: each unit's flat parameter and the ranks that share it; "
     "weights solid, biases dotted, padding hatched.",
     lab="10a",
 )
@@ -701,7 +703,7 @@ def peak_of_construction(*beside: list[int]) -> int:
 
 
 one, two = peak_of_construction(PADDED), peak_of_construction(PADDED, NUMELS)
-print(f"the whole model {PSI:,} bytes; its shards {2 * sum(PADDED):,}; the largest unit {4 * max(PADDED):,}")
+print(f"the unsharded model {PSI:,} bytes; its shards {2 * sum(PADDED):,}; the largest unit {4 * max(PADDED):,}")
 print(f"eager:            {built['eager']['peak']:9,} at the peak, more than the whole model")
 print(f"from meta, yours: {built['meta']['peak']:9,}, expected {one:9,}: shards and one unit")
 print(f"from meta, torch: {built['torch']['peak'] / PSI:.2f} of the model: shards and two units, but for padding")
@@ -731,8 +733,8 @@ plots.curve(
     predicted_peak=one,
     title=f"Built on meta, a rank holds at most {built['meta']['peak'] / PSI:.2f} of the model; built eagerly, "
     f"{built['eager']['peak'] / PSI:.2f}",
-    says="A rank of 2 builds and shards the GPT, block by block, the root last. Dark: shards; light: the unit that "
-    "is being sharded. With more ranks the shards shrink, and one unit is left.",
+    says="One of 2 ranks builds and shards the GPT, block by block, the root last. Dark: shards; light: the unit that "
+    "is being sharded. With more ranks, the shards shrink, and one unit remains.",
     lab="10a",
 )
 
@@ -1138,14 +1140,14 @@ changes = {
     "build on meta": f"without: {of['no meta']['construction']:,} bytes at the peak of construction instead of "
     f"{of['FSDP']['construction']:,}",
     "param_init_fn": f"without: {of['no param_init_fn'].split(' with error ')[1].partition('.')[0]}",
-    "the optimizer after wrapping": f"before: torch's FSDP trains: {of['optimizer first'][1]}, and "
-    f"says nothing; minifsdp: {of['optimizer first'][0].partition(':')[0]}",
+    "the optimizer after wrapping": f"built before: torch's FSDP trains: {of['optimizer first'][1]}, "
+    f"without an error; minifsdp: {of['optimizer first'][0].partition(':')[0]}",
     "model.clip_grad_norm_": f"nn.utils': norms {local[0]:.4f} and {local[1]:.4f} on the ranks instead of "
     f"{norms['DDP'][0]:.4f}",
     "generate()": f"{of['generate'].partition(';')[0]}",
     "tied weights in one unit": f"every Linear: {of['every Linear'].partition(',')[0]}",
 }
-print(f"expected of the folklore: 2 changes, the wrap and the checkpoint. Measured: {len(changes)} more\n")
+print(f"expected by folklore: 2 changes, the wrap and the checkpoint; measured: {len(changes)} more\n")
 for change, without in changes.items():
     print(f"- {change}")
     print_wrapped(f"    {without}")
@@ -1191,10 +1193,10 @@ peaks = {name: of[name]["peak"] for name in ("DDP", "no policy", "FSDP")}
 most = {name: sum(held.values()) / 2**20 for name, held in peaks.items()}
 plots.stages(
     peaks,
-    title=f"A rank that trains the Llama peaks at {most['FSDP']:.2f} MiB, at {most['DDP']:.2f} with DDP, and at "
+    title=f"Training the Llama, a rank peaks at {most['FSDP']:.2f} MiB, at {most['DDP']:.2f} with DDP, and at "
     f"{most['no policy']:.2f} without a policy",
-    says="What a rank of 2 holds at the peak of three steps, activations included: the DDP script (whose bucket is "
-    "allocated whole with the first gradient), FSDP with the root as its only unit, and with a unit for each "
+    says="Memory of one of 2 ranks at the peak of three steps, activations included: the DDP script (whose bucket is "
+    "allocated in full with the first gradient), FSDP with the root as its only unit, and FSDP with a unit for each "
     "block.",
     lab="10a",
 )

@@ -173,7 +173,7 @@ has, said = launch(what_a_rank_has, RANKS)[0]
 for name, shape in has.items():
     print(f"{name:24}{shape}")
 print("\nloaded into a plain model:", said.splitlines()[0], "...")
-print(f"missing keys {said.count('weight') + said.count('bias')}, unexpected ones {said.count('flat_param')}")
+print(f"missing keys: {said.count('weight') + said.count('bias')}, unexpected keys: {said.count('flat_param')}")
 
 # %% [markdown]
 # Each rank holds half the elements of five anonymous vectors. A checkpoint of these vectors could be read only by two
@@ -199,8 +199,8 @@ def look_at_units() -> list[tuple[int, list[str]]]:
 
 UNITS = launch(look_at_units, RANKS)[0]
 for numel, names in UNITS:
-    print_wrapped(f"{numel:7,} elements when whole: {', '.join(names[:3])}, ... {len(names)} parameters")
-print(f"the whole model: {4 * PSI:,} bytes")
+    print_wrapped(f"{numel:7,} elements, unsharded: {', '.join(names[:3])}, ... {len(names)} parameters")
+print(f"the unsharded model: {4 * PSI:,} bytes")
 
 # %% [markdown]
 # ## 10b.1 Full parameters, one unit at a time
@@ -285,13 +285,13 @@ def save_full(at_once: bool = False) -> dict[str, Any]:
 saved = launch(save_full, RANKS)
 root, block = 4 * UNITS[0][0], 4 * UNITS[1][0]
 slips = {
-    "the whole model: nobody needs it on the device at one time": 4 * sum(numel for numel, _ in UNITS),
+    "the unsharded model: the device never needs all of it at once": 4 * sum(numel for numel, _ in UNITS),
     "the root's; the blocks are larger": root,
     "two units: the one before is freed before this one is gathered": 2 * block,
 }
 outcome("10b.1", saved[1]["peak"], ranks=RANKS, slips=slips)
 for rank, each in enumerate(saved):
-    print(f"rank {rank}: {each['peak']:,} bytes whole at the peak; state dict of {nbytes_of(each['full']):,} bytes")
+    print(f"rank {rank}: {each['peak']:,} bytes unsharded at the peak; state dict of {nbytes_of(each['full']):,} bytes")
 FULL, theirs = saved[0]["full"], saved[0]["theirs"]
 print("names and values equal to minifsdp's state_dict:", FULL.keys() == theirs.keys(), end=", ")
 print(all(torch.equal(FULL[name], theirs[name]) for name in theirs))
@@ -316,8 +316,8 @@ def only(curve: dict[str, Any], tag: str) -> dict[str, Any]:
 at_once = launch(save_full, RANKS, True)[1]
 plots.curve(
     only(saved[1]["curve"], "unsharded"),
-    title=f"One unit at a time: {saved[1]['peak'] / MIB:.2f} MiB whole at most, instead of {at_once['peak'] / MIB:.2f}",
-    says="Unsharded parameters of rank 1, which keeps nothing, while rank 0 saves; grey: the same with everything "
+    title=f"Gathering unit by unit peaks at {saved[1]['peak'] / MIB:.2f} MiB instead of {at_once['peak'] / MIB:.2f}",
+    says="Unsharded parameters of rank 1, which keeps nothing, while rank 0 saves. Grey: the same with all units "
     "gathered first and freed last.",
     lab="10b",
     predicted_peak=block,
@@ -339,7 +339,7 @@ def broken(how: str) -> str:
     if how == "no copy":
         state = whole_values(units, group, lambda whole: whole)
         weight = state["head.weight"]
-        return f"shape {list(weight.shape)}, bytes behind it: {weight.untyped_storage().nbytes()}"
+        return f"shape {list(weight.shape)}, bytes of its storage: {weight.untyped_storage().nbytes()}"
     if group.rank() == 0:  # "only rank 0 saves, so only rank 0 calls it"
         whole_values(units, group, to_host)
     return "returned"
@@ -393,7 +393,7 @@ def my_rows(whole: Tensor, rank: int, ranks: int) -> tuple[int, Tensor]:
 
 # %%
 layout = {ranks: [len(my_rows(torch.zeros(5, 2), rank, ranks)[1]) for rank in range(ranks)] for ranks in (1, 2, 3, 4)}
-slips = {"5 / 4 rounded down is 1, and then one row belongs to nobody": 1, "ceil(5 / 4) is 2, for as long as any": 2}
+slips = {"5 / 4 rounded down is 1, and then one row is left over": 1, "ceil(5 / 4) is 2, for as long as any": 2}
 outcome("10b.2", layout[4][3], how="computed", slips=slips)
 for ranks, rows in layout.items():
     print(f"5 rows on {ranks} ranks: {rows}")
@@ -435,7 +435,7 @@ print(f"together {sum(r.untyped_storage().nbytes() for s in SHARDED for _, r in 
 # Predict: how many reads of pieces of `embed.weight` do the three ranks make in total?
 
 # %%
-predict("10b.3", ..., "reads of pieces of embed.weight, saved by 2 ranks, by 3 ranks together")
+predict("10b.3", ..., "reads of the pieces of embed.weight, saved by 2 ranks, by 3 loading ranks in total")
 
 
 # %% tags=["exercise-10b.3"]
@@ -484,7 +484,7 @@ for rank in range(3):
     found.append(out)
     print(f"rank {rank} of 3: rows {first} to {first + len(out)}, reads of the two pieces so far "
           f"{[piece.reads for piece in pieces]}")  # fmt: skip
-slips = {"everybody reads everything": 6, "one each: rank 1 has rows of both": 3}
+slips = {"every rank reads every piece": 6, "one each: rank 1 has rows of both": 3}
 outcome("10b.3", sum(piece.reads for piece in pieces), how="computed", slips=slips)
 print("equal to what was saved:", torch.equal(torch.cat(found), FULL["embed.weight"]))
 
@@ -575,7 +575,7 @@ print(f"{len(STATES)} parameters, equal to minifsdp's optim_state_dict: {equal}"
 print(f"sharded: {', '.join(f'{sum(pair) / RANKS:.4f}' for pair in zip(*(e['losses'] for e in each), strict=True))}")
 (PLAIN, _), (anew, _) = launch(go_on_each, 1, STATES, {})[0]
 print(f"plain:   {', '.join(f'{loss:.4f}' for loss in PLAIN)}")
-print(f"without: {', '.join(f'{loss:.4f}' for loss in anew)}   (model loaded, optimizer begun anew)")
+print(f"without: {', '.join(f'{loss:.4f}' for loss in anew)}   (model loaded, new optimizer)")
 assert equal
 assert theirs.keys() == STATES.keys()
 
@@ -696,7 +696,7 @@ def write_checkpoint(folder: Path, name: str, last: int | None) -> int:
 
 def state_of(checkpoint: Path) -> str:
     files = {file.name: len(file.read_bytes()) for file in checkpoint.iterdir()}
-    return "whole" if files == {f"rank-{rank}.pt": 1000 for rank in range(RANKS)} else f"HALF: {files}"
+    return "complete" if files == {f"rank-{rank}.pt": 1000 for rank in range(RANKS)} else f"HALF: {files}"
 
 
 def kill_at_every_call() -> tuple[int, dict[int, list[str]]]:
@@ -717,7 +717,7 @@ calls, found = kill_at_every_call()
 slips = {"without the syncs of folders": 4, "without any sync": 3, "the file is synced too": calls - 1}
 outcome("10b.5", calls, slips=slips)
 for last, there in found.items():
-    print(f"killed after {last} calls: {', '.join(there) or 'no new checkpoint, the one before it counts'}")
+    print(f"killed after {last} calls: {', '.join(there) or 'no new checkpoint, the previous one counts'}")
 assert len(found) == calls
 assert not [text for there in found.values() for text in there if "HALF" in text]
 
@@ -875,7 +875,7 @@ same = {
     "2 ranks saved rows, a plain module loaded them: equal": all(
         torch.equal(p, FULL[name]) for name, p in plain.named_parameters()
     ),
-    "2 ranks saved whole values, a plain module loaded them": plain.load_state_dict(FULL) is not None,
+    "2 ranks saved full values, a plain module loaded them": plain.load_state_dict(FULL) is not None,
 }
 for what, equal in same.items():
     print(f"{what}: {equal}")
@@ -935,9 +935,9 @@ for name, (share, messages, nbytes) in zip(("without", "with"), starting, strict
     print(f"{messages} broadcasts, {nbytes:,} bytes")
 head = sum(p.numel() for p in SETTINGS.model().head.parameters())
 expected = 4 * (head - head // RANKS)
-print(f"\nof an ignored head with {head:,} elements a rank has the other half, too: {expected:,} bytes more expected")
+print(f"\na rank also holds the other half of an ignored head of {head:,} elements: {expected:,} bytes more expected")
 for name, (held, gradients, _) in zip(("nothing ignored", "head ignored"), ignored, strict=True):
-    print(f"{name:16} parameters {held:9,} bytes of a rank, gradients {gradients:9,}")
+    print(f"{name:16} parameters {held:9,} bytes per rank, gradients {gradients:9,}")
 agree = torch.equal(ignored[1][2], others[1][2])
 print(f"the ignored head has the same gradient on both ranks: {agree}")
 assert (starting[1][0], starting[1][2]) == (1, 4 * PSI)
@@ -1157,12 +1157,12 @@ assert closed_form_setting(RANKS).runs_behind or all(each.peak == expected[name]
 plots.stages(
     {name: {"gradients": each.peak} for name, each in tuned.items()},
     predicted=expected,
-    title=f"In units of their own, adapters have 1/{mixed.peak / separate.peak:.0f} of the gradient bytes at the peak",
+    title=f"In their own units, adapters need 1/{mixed.peak / separate.peak:.0f} of the gradient bytes at the peak",
     says="Gradients of a rank at their peak in backward. Diamonds: the shards so far, and the unsharded gradients "
-    "under way: one unit's where the host computes and waits for each reduction, two on a GPU. For 'all trained' the "
-    "root's unsharded gradient comes on top: it lives through the whole backward.",
+    "in progress: one unit's if the host computes and waits for each reduction, two units' on a GPU. For 'all "
+    "trained', the root's unsharded gradient comes on top: it lives through the entire backward.",
     lab="10b",
-    ylabel="gradients of a rank",
+    ylabel="gradients per rank",
 )
 
 # %% [markdown]
@@ -1265,7 +1265,7 @@ slips = {
     "the first forward, the second, backward: three times each, not four": 17,
 }
 outcome("10b.7", again["around, reentrant"]["gathers"], slips=slips)
-print(f"{'':19}{'gathers':>8}{'kept by forward':>17}{'model state, peak':>19}{'everything, peak':>18}{'loss':>9}")
+print(f"{'':19}{'gathers':>8}{'kept by forward':>17}{'model state, peak':>19}{'total, peak':>18}{'loss':>9}")
 for name, each in again.items():
     print(f"{name:19}{each['gathers']:8}{each['kept']:17,}{each['state']:19,}{each['peak']:18,}{each['loss']:9.4f}")
 none, inside = again["none"], again["inside"]
@@ -1281,8 +1281,8 @@ assert all(each["peak"] < none["peak"] for name, each in again.items() if name !
 plots.stages(
     {name: again[name]["at_peak"] for name in ("none", "inside", "around, reentrant")},
     title=f"Recomputation lowers the peak from {none['peak'] / MIB:.2f} to {inside['peak'] / MIB:.2f} MiB",
-    says="What a rank holds at the peak of a step, without checkpoints, with checkpoints inside the units, and around "
-    "them. The peak's moment moves, so bars differ in more than activations; model state's own peak is in the table.",
+    says="Memory of a rank at the peak of a step, without checkpoints, with checkpoints inside the units, and around "
+    "them. The peaks come at different moments, so more than activations differs. The table has model state's peak.",
     lab="10b",
 )
 
@@ -1368,7 +1368,7 @@ plots.timeline(
     title=f"Checkpoints inside the units hide {hidden['inside']:.0%} of the communication, those around them "
     f"{hidden['around, reentrant']:.0%}",
     says=f"Lanes of one rank, the fastest of {STEPS} steps over an emulated link. Recomputation makes backward compute "
-    "longer; placed around, its gathers come while nothing computes.",
+    "longer; with checkpoints around the units, its gathers come while nothing computes.",
     lab="10b",
 )
 

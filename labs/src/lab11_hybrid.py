@@ -176,7 +176,7 @@ outcome("11.1", len(sharding) + len(replicas), how="computed", slips={"of one so
 print("4 ranks, F = 2: sharding groups", *plan_groups(4, 2)[0], "replica groups", *plan_groups(4, 2)[1])
 for factor in (1, 2, 4):
     sharding, replicas = plan_groups(RANKS, factor)
-    print(f"F = {factor}: sharding groups: {len(sharding)}, of {factor}; replica groups: {factor}, of {len(sharding)}")
+    print(f"F = {factor}: {len(sharding)} sharding group(s) of {factor}; {factor} replica group(s) of {len(sharding)}")
 
 # %% [markdown]
 # ## 11.2 Create the groups
@@ -240,7 +240,7 @@ def only_mine() -> None:
 
 try:
     launch(only_mine, RANKS, timeout=1)
-    print("this time it went well")
+    print("this run happened to finish")
 except RankError as error:
     print(str(error).splitlines()[0])
 
@@ -651,7 +651,7 @@ for factor in (1, 2, 4):
         rows.setdefault(what, []).append((predicted, measured))
 for what, pairs in rows.items():
     print(f"{what:31}" + "".join(f"{measured:>11,} / {predicted:<9,}" for predicted, measured in pairs))
-print("bytes of rank 0, and in the last row of both ranks of its host; measured / expected")
+print("bytes of rank 0 (last row: of both ranks of its host); measured / expected")
 assert all(predicted == measured for pairs in rows.values() for predicted, measured in pairs)
 messages = [usage[0][factor]["messages"] for factor in (1, 2, 4)]
 outcome("11.3", messages[1], slips={"gathers stay inside": 3 * UNITS - 1, "of both replica groups": 2 * UNITS})
@@ -660,7 +660,9 @@ out = [measured for _, measured in rows["leaves its host"]]
 ratio = 3 * 3 / 4 / (2 * 1 / 2)
 slips = {"per rank: the rings of a host's two ranks add up": 2 * ratio, "3 against 2, and (N - 1) / N of both": 1.5}
 outcome("11.5", ratio, how="computed", slips=slips)
-print(f"out of a host full sharding sends {out[2] / out[1]:.4f} times what hybrid does; but for the root {ratio}")
+print(
+    f"full sharding sends {out[2] / out[1]:.4f} times as many bytes out of a host as hybrid; without the root {ratio}"
+)
 
 # %% [markdown]
 # The sharding factor covers the whole range: with F = 1, a rank holds and sends as much as with DDP, and with F = 4 as
@@ -691,7 +693,7 @@ plots.stages(
     },
     title="Model state shrinks with F, not with the number of ranks: "
     f"{sum(state['F = 2'].values()) / MIB:.1f} MiB on each of 4 with F = 2",
-    says="Bytes of a rank after the optimizer's step, by sharding factor: data parallelism, hybrid, fully sharded.",
+    says="Bytes of a rank after the optimizer step, by sharding factor: data parallelism, hybrid, fully sharded.",
     lab="11",
 )
 
@@ -753,9 +755,9 @@ for factor, median in medians.items():
 plots.timeline(
     {"hybrid, F = 2": spans[2], "fully sharded, F = 4": spans[4]},
     title="Hybrid sharding keeps gathers off the slow link: a step takes "
-    f"{medians[2] / medians[4]:.2f} of a fully sharded one's time",
-    says="Lanes of rank 0 over one more step, traced; the lane `communication` is the link between the hosts. Of "
-    "hybrid sharding only all-reduces go there. They are waited for at the end of backward.",
+    f"{medians[2] / medians[4]:.2f} of the fully sharded time",
+    says="Lanes of rank 0 over one more step, traced; the lane `communication` is the link between the hosts. Hybrid "
+    "sharding uses it only for all-reduces, and waits for them at the end of backward.",
     lab="11",
 )
 
@@ -1006,7 +1008,10 @@ print_wrapped(f"tensor groups, for instance {tensor[0]}; data-parallel groups, f
 print(f"data-parallel groups that cross hosts: {crossing} of {len(data_parallel)}")
 size = 2 * large.parameters
 with_tensor, without = (traffic([2 * unit for unit in large.units], 64, 8, factor).leaves for factor in (8, 1))
-print(f"gradients leaving a host, in units of the model: {with_tensor / size:.4f}, without tensor parallelism", end=" ")
+print(
+    f"gradients that leave a host, over the size of the model: {with_tensor / size:.4f}, without tensor parallelism",
+    end=" ",
+)
 print(f"{without / size:.4f}")
 assert crossing == len(data_parallel)
 
@@ -1018,10 +1023,10 @@ assert crossing == len(data_parallel)
 #
 # ### Adding hosts has a limit
 #
-# The next plot shows the step time of a model with seven billion parameters and a global batch of 512 samples ("rows"
-# in the plot) on an increasing number of 8-GPU hosts connected by Ethernet. With every doubling, the work of a rank
-# halves, but its traffic does not. (The cost model does not check whether the memory of a rank suffices for 64 samples,
-# as a single host requires.)
+# The next plot shows the step time of a model with seven billion parameters and a global batch of 512 samples on
+# an increasing number of 8-GPU hosts connected by Ethernet. With every doubling, the work of a rank halves, but its
+# traffic does not. (The cost model does not check whether the memory of a rank suffices for 64 samples, as a single
+# host requires.)
 
 # %%
 job, hosts = JOBS["7 billion"], [1, 2, 4, 8, 16, 32, 64]
@@ -1041,12 +1046,12 @@ plots.lines(
     series,
     expected={"compute alone": (series["fully sharded"][0], device_only)},
     xlabel="ranks (logarithmic)",
-    ylabel="seconds of a step of 512 rows (logarithmic)",
+    ylabel="step time for 512 samples, s (logarithmic)",
     title=f"On 64 times as many ranks, a step is {series['fully sharded'][1][0] / last['fully sharded']:.0f} times as "
     f"fast if fully sharded, and {series['hybrid, F = 8'][1][0] / last['hybrid, F = 8']:.0f} times with F = 8",
-    says="The same work on more ranks. A line leaves the diamonds where the network is the busiest, and turns flat: a "
+    says="The same work on more ranks. A line leaves the diamonds where the network limits it, and turns flat: a "
     "host sends 3 models fully sharded and 2 with hybrid sharding, however many hosts there are. Up to "
-    f"{together} ranks the lines lie on each other; at 512 a step takes {last['fully sharded']:.1f} s and "
+    f"{together} ranks, the lines coincide; on 512, a step takes {last['fully sharded']:.1f} s and "
     f"{last['hybrid, F = 8']:.1f} s.",
     lab="11",
     model="hosts of 8 A100 with 100 Gb/s",

@@ -454,7 +454,7 @@ def both_blocks() -> dict[str, tuple[int, int]]:
 gathers = launch(both_blocks, RANKS)[0]
 outcome("12.3", gathers["yours"][0] / gathers["yours"][1], slips={"as with views of one buffer": 1})
 for name, (most, one) in gathers.items():
-    print(f"{name:6} {most:10,} bytes at most, {one:9,} bytes when the gather is over")
+    print(f"{name:6} {most:10,} bytes at the peak, {one:9,} bytes after the gather")
 assert gathers["flat"][0] == gathers["flat"][1]
 
 # %% [markdown]
@@ -570,7 +570,9 @@ for what, values in lines_of.items():
     print(f"{what:28}" + "".join(f"{value:16,}" for value in values))
 shares = [4 * row.row for row in rows]
 sent = sum(n * share for n, share in zip([g + 1 for g in gathers_of], shares, strict=True)) * (RANKS - 1)
-print(f"expected of yours: {sum(gathers_of)} and {len(rows)} collectives, {sent:,} bytes sent, {copied:,} bytes copied")
+print(
+    f"expected for yours: {sum(gathers_of)} and {len(rows)} collectives, {sent:,} bytes sent, {copied:,} bytes copied"
+)
 assert lines_of["all-gathers"] == [sum(gathers_of)] * 3
 assert lines_of["reduce-scatters"] == [len(rows)] * 3
 assert lines_of["bytes sent"][1:] == [sent] * 2
@@ -590,8 +592,8 @@ assert lines_of["bytes sent"][1:] == [sent] * 2
 plots.curve(
     usage["yours"]["curve"],
     earlier={"flat": usage["flat"]["curve"]},
-    title=f"A peak of {usage['yours']['peak'] / MIB:.2f} MiB, {usage['flat']['peak'] / MIB:.2f} with flat units: "
-    "buffers in rank order are gone before gradients are many",
+    title=f"Yours peaks at {usage['yours']['peak'] / MIB:.2f} MiB, flat units at {usage['flat']['peak'] / MIB:.2f}: "
+    "gather buffers are freed before gradients pile up",
     says="Bytes of rank 0 over the second step, in the order of allocations and frees. Communication: gathered buffers "
     "in rank order, until they are copied out.",
     lab="12",
@@ -608,10 +610,10 @@ plots.stages(
         "flat": 4 * sum(flat_bytes) + 4 * len(flat_bytes),
         "yours": 3 * 4 * sum(mine) + sum(shares) + 4 * sum(map(len, SHAPES)),
     },
-    title="Rows stay whole, so rank 0 of 2 holds "
+    title="Rows are never split, so rank 0 of 2 holds "
     f"{sum(state['yours'].values()) / sum(state['flat'].values()) - 1:.1%} more model state than with flat shards",
-    says="Bytes of rank 0 after the optimizer's step. Diamonds: 16 bytes for each element of its shards, where "
-    "gradients are padded; Adam's step counters are 4 bytes per parameter, of which a flat unit has one.",
+    says="Bytes of rank 0 after the optimizer step. Diamonds: 16 bytes for each element of its shards, where gradients "
+    "are padded, and 4 bytes for each parameter's step count in Adam. A flat unit is a single parameter.",
     lab="12",
 )
 
@@ -712,7 +714,7 @@ for name, each in tuned.items():
         f"{each['sent']:9,} sent"
     )
 biases = [[prod(p.shape) for n, p in m.named_parameters() if n.endswith("bias")] for m in SETTINGS.model().blocks]
-print(f"all biases' gradients, whole: {4 * (sum(map(sum, biases)) + 105 + 257):,} bytes")
+print(f"all biases' gradients, unsharded: {4 * (sum(map(sum, biases)) + 105 + 257):,} bytes")
 assert ratio > 100
 
 # %% [markdown]
@@ -847,11 +849,11 @@ print_wrapped(f"no wait: {runs['no wait'].hazards[0].text}")
 # %%
 plots.device_memory(
     {name: runs[name] for name in ("yours, held", "record_stream")},
-    title=f"With held buffers, {runs['yours, held'].peak('reserved') / MIB:.0f} MiB are reserved, and "
-    f"{runs['record_stream'].peak('reserved') / MIB:.0f} with record_stream",
-    says="Bytes over the host's time, which ends long before the device's. What is held by reference counts as "
-    "allocated, and serves again once a wait for its last reader is in the owner's queue. What another stream "
-    "was recorded on stays active after its free.",
+    title=f"Held buffers need {runs['yours, held'].peak('reserved') / MIB:.0f} MiB of reserved memory, record_stream "
+    f"{runs['record_stream'].peak('reserved') / MIB:.0f} MiB",
+    says="Bytes over the host's time, which ends long before the device's. Memory held by reference counts as "
+    "allocated, and is reused once a wait for its last reader is in the owner's queue. Memory that another stream was "
+    "recorded on stays active after its free.",
     lab="12",
     model=SLOW.name,
 )
@@ -859,10 +861,10 @@ plots.device_memory(
 # %%
 plots.timeline(
     {name: runs[name] for name in ("yours, held", "record_stream")},
-    title=f"Waits in the queue cost no time, {runs['yours, held'].seconds * 1e3:.1f} ms a step against "
-    f"{runs['record_stream'].seconds * 1e3:.1f}, and spread gathers out",
-    says="One step. Yours: in forward each gather waits on its stream until an earlier buffer was read. With "
-    "record_stream nothing holds gathers back, and all of forward's travel at once, into memory of their own.",
+    title=f"Waits in the queue cost no time ({runs['yours, held'].seconds * 1e3:.1f} ms a step against "
+    f"{runs['record_stream'].seconds * 1e3:.1f}), and spread the gathers out",
+    says="One step. Yours: in forward, each gather waits on its stream until an earlier buffer has been read. With "
+    "record_stream, nothing delays gathers: all of forward's run at once, each into memory of its own.",
     lab="12",
 )
 
@@ -943,7 +945,7 @@ with torch.device("meta"):
 WORLDS = [2, 3, 4, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1000]
 psi = sum(prod(shape) for unit in REAL for shape in unit)
 costs: dict[str, dict[int, float]] = {"flat": {}, "whole rows": {}, "the gap": {}}
-print(f"{'':6}{'padding, % of the parameters':^42}{'shares of 13 units, no multiple of 16 bytes':>48}")
+print(f"{'':6}{'padding, % of the parameters':^42}{'shares of 13 units, not multiples of 16 bytes':>48}")
 print(f"{'ranks':6}" + "".join(f"{name:>14}" for name in [*costs, "flat", "without gap", "with"]))
 for n in WORLDS:
     columns = [columns_of(unit, [0] * len(unit), n, 2) for unit in REAL]
@@ -966,15 +968,15 @@ outcome("12.6", 4 * most, how="computed", slips=slips)
 # %%
 plots.lines(
     {
-        name.replace("the gap", "the gap, to whole 16 bytes"): (list(each), list(each.values()))
+        name.replace("the gap", "the gap, to multiples of 16 bytes"): (list(each), list(each.values()))
         for name, each in costs.items()
     },
     xlabel="ranks (logarithmic)",
     ylabel="padding, % of the parameters (logarithmic)",
-    title=f"On 1,000 ranks whole rows cost {costs['whole rows'][1000]:.0f}% of padding, and the gap to whole 16 bytes "
-    f"{costs['the gap'][1000]:.2f}%",
+    title=f"On 1,000 ranks, whole rows cost {costs['whole rows'][1000]:.0f}% of padding, and gaps to multiples of 16 "
+    f"bytes {costs['the gap'][1000]:.2f}%",
     says="A GPT with 12 blocks of width 768 in bf16. A line is interrupted where there is no padding. A parameter with "
-    "768 rows divides evenly over 768 ranks, and leaves 232 of 1,000 with padding alone.",
+    "768 rows divides evenly over 768 ranks, and leaves 232 of 1,000 with only padding.",
     lab="12",
     logx=True,
     logy=True,
@@ -1033,7 +1035,7 @@ with tempfile.TemporaryDirectory() as temporary:
     loaded = launch(load, 3, folder)
 equal = [all(torch.equal(each[name], value) for name, value in plain.state_dict().items()) for each in loaded]
 print(f"keys as in the plain model: {saved['keys'] == keys}, {len(keys)} of them, each a {saved['kind']}")
-print("torch.save on 2 ranks, plain load_state_dict: loaded, strict")
+print("torch.save on 2 ranks, strict load_state_dict into the plain model: loaded")
 print_wrapped(f"torch.distributed.checkpoint, 2 ranks to 3: equal to the plain model's on each rank: {equal}")
 assert saved["keys"] == keys
 assert all(equal)

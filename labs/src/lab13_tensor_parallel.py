@@ -278,7 +278,7 @@ def too_early() -> tuple[float, float]:
 
 for ranks in (1, 2, 3):
     yours, slipped = launch(too_early, ranks)[0]
-    print(f"{ranks} rank(s): yours off by {yours:.0e} of the bias, with the bias before the sum by {slipped:.6f}")
+    print(f"{ranks} rank(s): error / bias: yours {yours:.0e}, with the bias added before the sum {slipped:.6f}")
     assert yours < 1e-9 < abs(slipped - (ranks - 1)) + 1e-6
 
 # %% [markdown]
@@ -331,7 +331,7 @@ def two_pairs(doubled: bool) -> tuple[float, list[float]]:
 for name, doubled in (("yours", False), ("both ways", True)):
     loss, factors = launch(two_pairs, 2, doubled)[0]
     print(
-        f"{name:10} loss {loss:.6f} times the right one, gradients of the first pair {factors[0]:.6f} times, "
+        f"{name:10} loss {loss:.6f} times the correct one, gradients of the first pair {factors[0]:.6f} times, "
         f"of the second {factors[1]:.6f} times"
     )
 outcome("13.2", round(factors[0], 6), slips={"every g on the way back multiplies by t, the second pair's, too": 2})
@@ -596,7 +596,7 @@ def shapes() -> dict[str, tuple[list[int], list[int]]]:
 
 for name, (activation, weight) in launch(shapes, 2)[0].items():
     print(f"{name:6} activations {activation}, weight {weight}")
-print("expected of FSDP 4 of 8 sequences and all 384 rows of the weight, of yours 8 and 192")
+print("expected: with FSDP, 4 of 8 sequences and all 384 rows of the weight; with yours, 8 and 192")
 
 # %% [markdown]
 # FSDP is a form of data parallelism. Tensor parallelism is not: all its ranks see the same batch. To the data loader
@@ -641,7 +641,7 @@ for ranks in (2, 3, 4):
     activations["tensor parallel"][ranks] = launch(of_a_block, ranks, tensor_parallel)[0]
 for ranks, held in activations["tensor parallel"].items():
     print(f"t = {ranks}: {held:9,.0f} bytes, {held / SBH:6.3f} s b h")
-slips = {"the inputs of norms and of sharded layers are whole on every rank": 1 / 4}
+slips = {"the inputs of norms and of sharded layers are unsharded on every rank": 1 / 4}
 outcome("activations", activations["tensor parallel"][4] / one, ranks=4, slips=slips)
 
 # %% [markdown]
@@ -787,18 +787,18 @@ expected = {
 for name, formula in (("tensor parallel", "4 + 12 / t"), ("with sequence parallelism", "2 + 14 / t")):
     for ranks, held in activations[name].items():
         wanted = expected[name][ranks]
-        print(f"{name:25} t = {ranks}: {held / SBH:6.3f} s b h; expected {formula} = {wanted:6.3f}, and a few sums")
+        print(f"{name:25} t = {ranks}: {held / SBH:6.3f} s b h; expected {formula} = {wanted:6.3f}, plus a few sums")
         assert 1 <= held / (SBH * wanted) < 1.03
 plots.lines(
     {name: (list(each), [held / SBH for held in each.values()]) for name, each in activations.items()},
     expected={name: (list(each), list(each.values())) for name, each in expected.items()},
     xlabel="ranks t",
     ylabel="activations of a block, s b h elements",
-    title=f"On 4 ranks a block keeps {activations['tensor parallel'][4] / one:.0%} of its activations, "
-    f"with sequence parallelism {activations['with sequence parallelism'][4] / one:.0%}",
-    says="Kept between forward and backward on each rank, in tensors of s b h elements. Diamonds: expected, 4 + 12 / t "
-    "and, with sequence parallelism, 2 + 14 / t; in black 16 / t, if everything were sharded. Norms' and "
-    "softmax's sums add 1 %.",
+    title=f"On 4 ranks, a block keeps {activations['tensor parallel'][4] / one:.0%} of its activations, "
+    f"and {activations['with sequence parallelism'][4] / one:.0%} with sequence parallelism",
+    says="Activations kept until backward on each rank, in tensors of s b h elements. Diamonds: expected, 4 + 12 / t "
+    "and, with sequence parallelism, 2 + 14 / t; in black 16 / t, if everything were sharded. The sums of norms and "
+    "softmax add 1 %.",
     lab="13",
 )
 
@@ -813,7 +813,7 @@ plots.lines(
 
 
 # %%
-STAGES = ("at rest", "after forward", "after backward", "after the optimizer's step")
+STAGES = ("before the step", "after forward", "after backward", "after the optimizer step")
 
 
 def step_with(way: MakeWay | None) -> dict[str, dict[Any, int]]:
@@ -824,7 +824,7 @@ def step_with(way: MakeWay | None) -> dict[str, dict[Any, int]]:
         ledger.watch(model, optimizer)
         for number in range(2):
             optimizer.zero_grad()
-            found = [ledger.mark("at rest")]
+            found = [ledger.mark("before the step")]
             loss = model(*batch(number))
             found.append(ledger.mark("forward"))
             loss.backward()
@@ -844,10 +844,10 @@ forward = {name: each["after forward"] / 2**20 for name, each in totals.items()}
 plots.stages(
     held["t = 4, sequence"],
     earlier={name: totals[name] for name in ("one process", "t = 4")},
-    title=f"{forward['one process']:.1f} MiB after forward, {forward['t = 4']:.1f} with t = 4, "
-    f"{forward['t = 4, sequence']:.1f} with sequence parallelism",
-    says="Bytes of rank 0 in the second step; colours: t = 4 with sequence parallelism. All ranks work on the same 8 "
-    "sequences. Norms, positions and two biases per block are whole, all other parameters sharded to a quarter.",
+    title=f"After forward, one process holds {forward['one process']:.1f} MiB, a rank {forward['t = 4']:.1f} "
+    f"with t = 4, {forward['t = 4, sequence']:.1f} with sequence parallelism",
+    says="Bytes of rank 0 in the second step. Colours: t = 4 with sequence parallelism. All ranks work on the same 8 "
+    "sequences. Norms, positions and two biases per block are unsharded; a rank holds a quarter of all others.",
     lab="13",
 )
 
@@ -865,7 +865,7 @@ plots.stages(
 # same number of bytes? An error of 5 % is fine.
 
 # %%
-predict("13.7", ..., "tokens in a step at which both send as many bytes")
+predict("13.7", ..., "tokens in a step for which both send the same number of bytes")
 
 
 # %% tags=["exercise-13.7"]
@@ -926,10 +926,10 @@ plots.lines(
         "parameters, FSDP": ([24 * n for n in counts], [each[1] / 1e6 for each in measured.values()]),
     },
     xlabel="tokens in a step, on both ranks together",
-    ylabel="sent by a rank for a block, MB",
+    ylabel="sent per rank and block, MB",
     title=f"Below {even[1] / even[0]:.0f} tokens, 4.5 h, tensor parallelism sends less than FSDP",
-    says="One step on 2 ranks, fp32. The size of activations grows with the tokens, that of parameters with the square "
-    "of the width.",
+    says="One step on 2 ranks, fp32. The size of activations grows with the number of tokens, and that of parameters "
+    "with the square of the width.",
     lab="13",
 )
 
@@ -984,9 +984,9 @@ hidden = {name: overlap(each) or 0.0 for name, each in spans.items()}
 plots.timeline(
     {"your tensor parallelism": spans["tensor_parallel"], "with sequence parallelism": spans["sequence_parallel"]},
     title=f"{hidden['tensor_parallel']:.0%} of tensor parallelism's communication is under compute",
-    says="Lanes of rank 0 of 2. Embedding, block and head need six all-reduces, and the loss small ones in between. "
+    says="Lanes of rank 0 of 2. Embedding, block and head need six all-reduces, and the loss needs small ones. "
     "With sequence parallelism, each of the six becomes a reduce-scatter and an all-gather; the small all-reduces in "
-    "backward sum the gradients of nine whole parameters.",
+    "backward sum the gradients of nine unsharded parameters.",
     lab="13",
 )
 
@@ -1036,7 +1036,7 @@ hidden = {name: overlap(each) or 0.0 for name, each in rows.items()}
 plots.timeline(
     rows,
     title=f"In pieces, {hidden['NVLink, in pieces']:.0%} of the communication is under compute on NVLink, "
-    f"{hidden['400 Gb/s, in pieces']:.0%} on the network",
+    f"and {hidden['400 Gb/s, in pieces']:.0%} on the network",
     says="Forward of a block on one of 4 ranks, its four products and their messages; adjacent pieces of a product are "
     "one bar. qkv and up gather their input, out and down reduce their output.",
     model="H100, 8,192 tokens of width 8,192, bf16",
@@ -1068,9 +1068,9 @@ def masks(own_parts: bool, own_wholes: bool) -> tuple[Tensor, Tensor]:
     return drops(own_parts, 192).cpu(), drops(own_wholes, 96).cpu()
 
 
-print(f"{'':44}{'hidden features':>16}{'whole activation':>18}   decisions that are equal on both ranks")
+print(f"{'':44}{'hidden features':>16}{'full activation':>18}   decisions that agree on both ranks")
 for name, own in {
-    "own numbers on parts, common ones on wholes": (True, False),
+    "own seed on shards, common seed elsewhere": (True, False),
     "one seed for everything": (False, False),
     "a seed for each rank": (True, True),
 }.items():

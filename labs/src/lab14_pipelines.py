@@ -219,12 +219,12 @@ predict("naive", ..., "share of all ranks' time in which they are idle, from 0 t
 SECONDS = {"F": 0.02, "B": 0.04}
 clock = {"naive": run_asleep([list(naive(rank, RANKS)) for rank in range(RANKS)], {"F": 0.16, "B": 0.32})}
 by_lists = simulate([list(naive(rank, RANKS)) for rank in range(RANKS)], UNITS).bubble
-print(f"idle by the clock: {bubble_of(clock['naive']):.1%}")
+print(f"measured idle time: {bubble_of(clock['naive']):.1%}")
 outcome("naive", by_lists, how="computed", slips={"one rank of four computes at a time": 0.25})
 plots.pipeline(
     {"naive": clock["naive"]},
     title=f"One rank computes at a time: {bubble_of(clock['naive']):.0%} of four ranks' time is idle",
-    says="By the clock, on 4 gloo ranks. Light bars are forwards, dark ones backwards.",
+    says="Measured on 4 gloo ranks. Light bars are forwards, dark ones backwards.",
     lab="14",
 )
 
@@ -393,7 +393,7 @@ compare("your GPipe", plan_of(gpipe))
 # %% tags=["nbval-ignore-output", "C28"]
 clock["GPipe"] = run_asleep(plan_of(gpipe), SECONDS)
 print(f"a step takes {length_of(clock['naive']):.2f} s naively, {length_of(clock['GPipe']):.2f} s with your list")
-print(f"bubble by the clock: {bubble_of(clock['GPipe']):.1%}")
+print(f"measured bubble: {bubble_of(clock['GPipe']):.1%}")
 outcome(
     "14.3",
     round(simulate(plan_of(gpipe), UNITS).bubble, 2),
@@ -402,8 +402,8 @@ outcome(
 )
 plots.pipeline(
     {"GPipe": clock["GPipe"]},
-    title=f"With 8 micro-batches {bubble_of(clock['GPipe']):.0%} of four ranks' time is idle",
-    says="By the clock, on 4 gloo ranks. Numbers and colours are micro-batches; light is forward, dark backward.",
+    title=f"With 8 micro-batches, {bubble_of(clock['GPipe']):.0%} of four ranks' time is idle",
+    says="Measured on 4 gloo ranks. Numbers and colours are micro-batches; light is forward, dark backward.",
     lab="14",
 )
 
@@ -503,9 +503,9 @@ whole = {name: sum(found.values()) / 2**20 for name, found in sums.items()}
 plots.stages(
     {f"rank {rank}": tags for rank, (_, tags) in enumerate(measured["one_f_one_b"])},
     earlier={"GPipe": sums["gpipe"]},
-    title=f"1F1B's four ranks need {whole['one_f_one_b']:.1f} MiB instead of GPipe's {whole['gpipe']:.1f}: "
-    f"{fewer[0]:.0%} of the activations on rank 0, {fewer[2]:.0%} on rank 2",
-    says="All memory of each rank when it holds the most activations, m = 8; colours: your 1F1B; parameters and "
+    title=f"1F1B needs {whole['one_f_one_b']:.1f} MiB on 4 ranks, GPipe {whole['gpipe']:.1f}: activations shrink to "
+    f"{fewer[0]:.0%} on rank 0, {fewer[2]:.0%} on rank 2",
+    says="All memory of each rank when it holds the most activations, m = 8. Colours: your 1F1B. Parameters and "
     "gradients are the same with GPipe. With a larger m, GPipe's bars grow, and 1F1B's do not.",
     lab="14",
 )
@@ -516,7 +516,7 @@ plots.pipeline(
     {name: clock[name] for name in ("GPipe", "1F1B")},
     title="The order has changed, the bubble has not: "
     f"{bubble_of(clock['GPipe']):.0%} and {bubble_of(clock['1F1B']):.0%}",
-    says="By the clock, on 4 gloo ranks. Numbers and colours are micro-batches; light is forward, dark backward.",
+    says="Measured on 4 gloo ranks. Numbers and colours are micro-batches; light is forward, dark backward.",
     lab="14",
 )
 
@@ -588,13 +588,13 @@ by_clock = {MICROS: bubble_of(clock["1F1B"])}
 for micros in (1, 2, 4, 16):
     by_clock[micros] = bubble_of(run_asleep(plan_of(one_f_one_b, RANKS, micros), SECONDS, steps=2))
 for micros, found in sorted(by_clock.items()):
-    print(f"m = {micros:2}: {found:.1%} by the clock, expected {3 / (micros + 3):.1%}")
+    print(f"m = {micros:2}: measured {found:.1%}, expected {3 / (micros + 3):.1%}")
 plots.lines(
-    {"1F1B by the clock, p = 4": (sorted(by_clock), [100 * by_clock[micros] for micros in sorted(by_clock)])},
+    {"1F1B measured, p = 4": (sorted(by_clock), [100 * by_clock[micros] for micros in sorted(by_clock)])},
     expected=simulated,
     xlabel="micro-batches m",
     ylabel="bubble, % of the step",
-    title=f"With 8 micro-batches on 4 ranks the formula says {3 / 11:.0%}, the clock {by_clock[MICROS]:.0%}",
+    title=f"With 8 micro-batches on 4 ranks, the formula says {3 / 11:.0%}; measured are {by_clock[MICROS]:.0%}",
     says="Hollow markers: your simulator, GPipe and 1F1B alike. Twice as many ranks need about twice as many "
     "micro-batches for the same bubble.",
     lab="14",
@@ -670,9 +670,9 @@ outcome(
 clock["interleaved"] = run_asleep(plan_of(interleaved, RANKS, MICROS, 2), {"F": 0.01, "B": 0.02})
 plots.pipeline(
     {name: clock[name] for name in ("1F1B", "interleaved")},
-    title=f"With two stages on each rank the bubble is {bubble_of(clock['interleaved']):.0%} instead of "
+    title=f"With two stages on each rank, the bubble is {bubble_of(clock['interleaved']):.0%} instead of "
     f"{bubble_of(clock['1F1B']):.0%}",
-    says="By the clock, on 4 gloo ranks. An action of a stage half as large takes half as long, and each micro-batch "
+    says="Measured on 4 gloo ranks. An action of a stage half as large takes half as long, and each micro-batch "
     "passes each rank twice.",
     lab="14",
 )
@@ -782,12 +782,12 @@ THIRDS = {"F": 0.02, "B": 0.04, "I": 0.02, "W": 0.02}
 clock["ZB-H1"] = run_asleep(plan_of(zero_bubble), THIRDS)
 formula = {"naive": 3 / 4, "GPipe": 3 / 11, "1F1B": 3 / 11, "interleaved": 3 / 19, "ZB-H1": 3 / 27}
 for name, rows in clock.items():
-    print(f"{name:12} {bubble_of(rows):.1%} by the clock, expected {formula[name]:.1%}")
+    print(f"{name:12} measured {bubble_of(rows):.1%}, expected {formula[name]:.1%}")
 plots.pipeline(
     {name: clock[name] for name in ("1F1B", "ZB-H1")},
-    title=f"Weight gradients fill idle time: a bubble of {bubble_of(clock['ZB-H1']):.0%} instead of "
+    title=f"Weight gradients fill idle time: the bubble is {bubble_of(clock['ZB-H1']):.0%} instead of "
     f"{bubble_of(clock['1F1B']):.0%}",
-    says="By the clock, on 4 gloo ranks. Colours are micro-batches, from light to dark: forward, gradient of the "
+    says="Measured on 4 gloo ranks. Colours are micro-batches, from light to dark: forward, gradient of the "
     "input, gradients of weights.",
     lab="14",
 )
@@ -799,10 +799,10 @@ plots.pipeline(
 #
 # ## Micro-batches: how many, of what size?
 #
-# More micro-batches make the bubble smaller. But if a batch of 48 rows is cut into 24 micro-batches, each has only 2
-# rows, and a device needs a certain time for each micro-batch, whatever its size: kernels are launched, and small
-# products use only a part of the device. Suppose that a forward of a stage takes 4 ms and another 1 ms per row, and a
-# backward twice as long. A step then takes
+# More micro-batches make the bubble smaller. But if a batch of 48 samples is cut into 24 micro-batches, each has only
+# 2 samples, and a device needs a certain time for each micro-batch, whatever its size: kernels are launched, and small
+# products use only a part of the device. Suppose that a forward of a stage takes 4 ms and another 1 ms per sample, and
+# a backward twice as long. A step then takes
 #
 # $$(m + p - 1) \cdot 3 \cdot \left(4 + \frac{48}{m}\right) \text{ ms}.$$
 #
@@ -814,7 +814,7 @@ predict("size", ..., "number of micro-batches for the shortest step")
 
 # %% tags=["nbval-ignore-output", "C28"]
 def of_size(micros: int) -> dict[str, float]:
-    """Seconds of a forward and a backward of a micro-batch, of 48 rows in all."""
+    """Seconds of a forward and a backward of a micro-batch, of 48 samples in total."""
     forward = 0.004 + 0.001 * 48 / micros
     return {"F": forward, "B": 2 * forward}
 
@@ -825,14 +825,14 @@ took = {micros: 1e3 * length_of(run_asleep(plans[micros], of_size(micros), steps
 best = min(said, key=said.__getitem__)
 outcome("size", best, how="computed", slips={"the bubble alone would want as many as possible": 48})
 plots.lines(
-    {"by the clock": (list(took), list(took.values()))},
+    {"measured": (list(took), list(took.values()))},
     expected={"your simulator": (list(said), list(said.values()))},
-    xlabel="micro-batches, of 48 rows in all",
-    ylabel="ms of a step",
+    xlabel="micro-batches, of 48 samples in total",
+    ylabel="step time, ms",
     logx=True,
-    title=f"{best} micro-batches are fastest: {said[best]:.0f} ms; with 48 the small ones cost {said[48]:.0f} ms",
-    says="1F1B on 4 ranks. A stage needs 4 ms, and 1 ms per row. On the left the bubble costs most, on the right the "
-    "4 ms of each micro-batch.",
+    title=f"A step is fastest with {best} micro-batches, {said[best]:.0f} ms; with 48 it takes {said[48]:.0f} ms",
+    says="1F1B on 4 ranks. A stage needs 4 ms, and 1 ms per sample. On the left, the bubble costs most; on the right, "
+    "the 4 ms of each micro-batch.",
     lab="14",
 )
 
@@ -1033,7 +1033,7 @@ found = launch(with_torch, RANKS)
 print("torch's gradients equal those of one process within 1e-12:", max(far for _, far in found) < 1e-12)
 for rank, (theirs, _) in enumerate(found):
     same = theirs == one_f_one_b(rank, RANKS, MICROS)
-    print(f"rank {rank}: torch's list is yours: {same}; it goes from {theirs[0]} to {theirs[-1]}")
+    print(f"rank {rank}: torch's list equals yours: {same}; it goes from {theirs[0]} to {theirs[-1]}")
 
 # %% [markdown]
 # The list that torch 2.13 shows for the last rank counts its forwards from 1, so it ends with a micro-batch that does
