@@ -83,7 +83,7 @@ def draw_primitives() -> Figure:
         axes.set(xlim=(-0.5, 9.9), ylim=(-4.1, 0.1), aspect="equal")
         axes.axis("off")
 
-    says = "a column is a rank, a row is a chunk, four stripes are a sum;\nsend and receive are no collective"
+    says = "a column is a rank, a row is a chunk, four stripes are a sum;\nsend and receive are not a collective"
     figure.supxlabel(says, color=SOFT, fontsize=18)
     return figure
 
@@ -142,14 +142,14 @@ def draw_ring(half: str) -> Figure:
 
 
 def draw_turns() -> Figure:
-    """The k-th call of one rank meets the k-th of the other: in order, in another order, and with one left out."""
+    """The k-th call of one rank meets the k-th of the other: in order, in another order, and with one call missing."""
     figure = canvas(4.5)
     colours = {"A": UNIT_COLOURS[0], "B": UNIT_COLOURS[3]}
     right, wrong = OUTCOME_COLOURS["right"], OUTCOME_COLOURS["wrong"]
     cases = {
         "same order": ("AB", "AB", "A meets A,\nB meets B", right),
         "different order": ("AB", "BA", "same size: wrong sums\nother size: hang or abort", wrong),
-        "one left out": ("AB", "A ", "rank 0 waits\nforever", wrong),
+        "one call missing": ("AB", "A ", "rank 0 waits\nforever", wrong),
     }
     for axes, (name, (*ranks, outcome, colour)) in zip(figure.subplots(1, 3), cases.items(), strict=True):
         for rank, calls in enumerate(ranks):

@@ -82,7 +82,7 @@ def draw_gradients() -> Figure:
     assert torch.allclose(mean, gradient(batch), atol=1e-6)
     lines = {
         "equal\nparameters": ("parameters", [before] * 4),
-        "gradient of\nown rows": ("gradients", own),
+        "gradient of\nown samples": ("gradients", own),
         "all-reduce:\nthe mean": ("gradients", [mean] * 4),
         "parameters\nafter the step": ("parameters", [before - 0.2 * mean] * 4),
     }
@@ -97,7 +97,7 @@ def draw_gradients() -> Figure:
             axes.axis("off")
             axes.set_ylim(1.05 * min(heights[tag]), 1.05 * max(heights[tag]))
             if row[0].get_subplotspec().is_first_row():
-                axes.set_title(f"rank {rank}\nrows {2 * rank}, {2 * rank + 1}", loc="center")
+                axes.set_title(f"rank {rank}\nsamples {2 * rank}, {2 * rank + 1}", loc="center")
         ink = as_text(TAG_COLOURS[tag])
         row[0].text(-0.12, 0.5, name, ha="right", va="center", transform=row[0].transAxes, color=ink)
     return figure

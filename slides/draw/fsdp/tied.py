@@ -38,7 +38,7 @@ def draw_tied() -> Figure:
     colour = TAG_COLOURS["gradients"]
     for left, title, outcome, ink in (
         (0.0, "in one unit: flattened once", "one weight, updated once", right),
-        (6.0, "in two units: flattened twice", "two weights, which drift apart", wrong),
+        (6.0, "in two units: flattened twice", "two weights, which diverge", wrong),
     ):
         say(axes, left + 0.1, 4.05, title, ha="left", fontsize=20, fontweight="bold")
         say(axes, left + 0.1, -0.02, outcome, ha="left", color=ink, fontweight="bold")

@@ -48,5 +48,5 @@ def draw_ahead() -> Figure:
         panel.set(xlim=(0, max(over.values())), ylim=(-0.1, 2.0))
         panel.spines[["left", "bottom"]].set_visible(False)
         panel.tick_params(axis="x", length=0, labelbottom=False)
-    panels[1].set_xlabel("chosen values: gathers of 2 ms, compute of 3, 1, 3, 1 and 3 ms")
+    panels[1].set_xlabel("assumed: 2 ms per gather, compute of 3, 1, 3, 1 and 3 ms")
     return figure

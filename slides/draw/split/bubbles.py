@@ -84,6 +84,6 @@ def draw_sizes() -> Figure:
     axes.set_ylim(0, 850)
     axes.set_xlim(0.7, 66)
     axes.minorticks_off()
-    axes.set_xlabel(f"micro-batches, of {ROWS} rows in all")
+    axes.set_xlabel(f"micro-batches, {ROWS} samples in total")
     axes.set_ylabel("ms of a step")
     return figure

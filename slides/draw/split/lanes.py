@@ -103,7 +103,7 @@ def draw_order() -> Figure:
     axes = figure.axes[1]
     axes.set_ylim(RANKS - 0.5, -1.5)
     for begin, end, text in zip(
-        times, times[1:], ("warm-up", "steady state: F and B in turn", "cool-down"), strict=False
+        times, times[1:], ("warm-up", "steady state: F and B alternate", "cool-down"), strict=False
     ):
         look: Any = {"arrowstyle": "|-|,widthA=0.3,widthB=0.3", "color": SOFT, "lw": 1.6, "shrinkA": 1, "shrinkB": 1}
         axes.annotate("", (end, -0.62), (begin, -0.62), arrowprops=look)
