@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.overrides import TorchFunctionMode
 
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, check_plain, left, local_parameters
 from minifsdp.tensor_parallel.layouts import Layout, check_layouts, first_of, move
@@ -44,7 +45,7 @@ class RowwiseParallel(LayerStyle):
             return {name: Shard(1) if name == "weight" else Replicate() for name, _ in module.named_parameters()}
         if not isinstance(module, nn.Embedding):
             raise TypeError(f"RowwiseParallel is for nn.Linear and nn.Embedding, not {type(module).__name__}")
-        check_plain(module, nn.Embedding)
+        _check_looks_up(module)
         if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
             options = "max_norm, sparse gradients or scale_grad_by_freq"
             raise ValueError(f"RowwiseParallel cannot cut an nn.Embedding with {options}: unset them")
@@ -53,6 +54,34 @@ class RowwiseParallel(LayerStyle):
     def run(self, module: Any, x: Tensor, ranks: Ranks) -> Run:
         y = yield from (_multiplied if isinstance(module, nn.Linear) else _looked_up)(self, module, x, ranks)
         return left(y, Partial(), self.output_layouts, ranks, self.use_local_output)
+
+
+class _Lookups(TorchFunctionMode):
+    """Keeps the tokens of each lookup inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: list[Tensor] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is nn.functional.embedding:
+            self.tokens.append(args[0])
+        return function(*args, **(kwargs or {}))
+
+
+def _check_looks_up(module: nn.Embedding) -> None:
+    """
+    Raises:
+        ValueError: a subclass looks up other tokens than it is given, as OPT's positions do.
+    """
+    given = torch.zeros(1, dtype=torch.int64, device=module.weight.device)
+    with torch.no_grad(), _Lookups() as lookups:
+        module.forward(given)
+    if [tokens is given for tokens in lookups.tokens] != [True]:
+        raise ValueError(
+            f"{type(module).__name__} does not look up the tokens that it is given: give it a style of "
+            "torch.distributed.tensor.parallel, which follows each operator"
+        )
 
 
 def _multiplied(style: RowwiseParallel, module: Any, x: Tensor, ranks: Ranks) -> Run:

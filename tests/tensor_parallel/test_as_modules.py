@@ -326,7 +326,7 @@ REFUSED = {
     ),
     "two styles": (styled_twice, ValueError, "RowwiseParallel of a Linear that has a style"),
     "sharded before": (sharded_before, ValueError, "apply styles before fully_shard"),
-    "normalized": (normalized, ValueError, "that has parametrizations.weight.original0"),
+    "normalized": (normalized, ValueError, "computes its weight from parametrizations.weight.original0"),
     "embedding in parts": (
         lambda: parallelize_module(nn.Embedding(4, 4), mesh(), ColwiseParallel(parts=2)),
         ValueError,
