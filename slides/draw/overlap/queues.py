@@ -78,9 +78,7 @@ def draw_waits() -> Figure:
     each, host = 0.35, 3.25
     for number, piece in enumerate(pieces):
         box(axes, each * number, host, each, piece.stream, "")
-    axes.text(
-        each * len(pieces) + 0.2, host, "the host queues all operations and is never blocked", va="center_baseline"
-    )
+    axes.text(each * len(pieces) + 0.2, host, "the host queues every operation and never waits", va="center_baseline")
     for piece, end in zip(pieces, ends, strict=True):
         begin, mine = end - piece.seconds, heights[piece.stream]
         box(axes, begin, mine, piece.seconds, piece.stream, piece.name)
