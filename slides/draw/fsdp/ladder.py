@@ -79,6 +79,6 @@ def draw_batch() -> Figure:
     axes.text(0.3, 24.6, f"GPT of {LAB.layers} blocks, 2 ranks, measured", color=SOFT, va="center")
     axes.set_xlim(0, 24.5)
     axes.set_ylim(0, 26)
-    axes.set_xlabel("rows per rank")
+    axes.set_xlabel("samples per rank")
     axes.set_ylabel("peak per rank, MiB")
     return figure
