@@ -4,6 +4,7 @@ from collections import Counter
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -448,6 +449,17 @@ def observe_reductions(answer, seed, sizes):
     return [observe_reduce(answer, seed, size) for size in sizes]
 
 
+def kept_in(buffers):
+    """`device.empty`, with another reference to each result: only `device.free` frees its memory."""
+    empty = device.empty
+
+    def keep(*args, **kwargs):
+        buffers.append(empty(*args, **kwargs))
+        return buffers[-1]
+
+    return keep
+
+
 def observe_reduce(answer, seed, size):
     group, where = comm.world(), rank_device()
     rank, ranks = group.rank(), group.size()
@@ -461,7 +473,8 @@ def observe_reduce(answer, seed, size):
             buffer.copy_(values_of)
             flat.padding_of(buffer).fill_(torch.nan)  # nobody has written there
             buffers.append(buffer)
-            with comm.record() as calls, phases() as order:
+            own = []  # the answer's buffers, until its next call
+            with comm.record() as calls, phases() as order, patch.object(device, "empty", kept_in(own)):
                 answer(flat, buffer, group)
             kept, gradients = nbytes(buffer), ledger.live()["gradients"]
             seen.append((calls, order, None if flat.shard.grad is None else values(flat.shard.grad), kept, gradients))
@@ -731,7 +744,7 @@ def why_attach(phase, got, kept_after_forward):
     if not any(event.startswith("free") for event in got):
         return "nothing is ever freed: every rank keeps the whole model, which is DDP"
     if count["reduce 1"] == 0 and phase == "second step":
-        return "the first backward used the list of missing leaves up: start the next one with all of them again"
+        return "the first backward has used up the count of missing leaves: start the next one with all of them again"
     if count["reduce 1 with 1 of 2 leaves' gradients"] > 1:
         return "reduced at every leaf: the unit's gradient is complete with the last of them, and is one message"
     if any(event.endswith("at once") for event in got):
@@ -759,22 +772,26 @@ def why_attach(phase, got, kept_after_forward):
         if at("free 0") < backward:
             return "freed after forward, which is FULL_SHARD: keep it until the unit's backward is over"
         if count["gather 1"] > 1:
-            return "it is whole still: SHARD_GRAD_OP gathers once a step"
+            return "it is still unsharded: SHARD_GRAD_OP gathers once a step"
     else:
         if count["free 1"] == 1 and at("free 1") > backward:
-            return "kept whole from forward to backward, which is SHARD_GRAD_OP: free after forward"
+            return "kept unsharded from forward to backward, which is SHARD_GRAD_OP: free after forward"
         if count["gather root"] > 1:
-            return "the root's backward begins at once, and lasts to the end: it stays whole"
+            return "the root's backward begins at once, and lasts to the end: it stays unsharded"
     if "free 1" not in got[backward:]:
-        return "whole after backward: what is kept between steps is not sharded, and out of date after the optimizer"
+        return (
+            "unsharded after backward: what is kept between steps is not sharded, and out of date after the optimizer"
+        )
     if at("reduce 1") > at("backward 0"):
         return "reduced only when others' backward has run: their unsharded gradients pile up to a whole model's"
     if "free 1" in got[at("reduce 1") :]:
-        return "free first: the reduction reads the gradient alone, and the parameters would wait for the wire"
+        return "free first: the reduction reads the gradient alone, and the parameters would stay in memory during it"
     return None
 
 
-TWICE = "a unit's backward has two beginnings and one end then: gather it only if it is not whole, and count leaves"
+TWICE = (
+    "a unit's backward has two beginnings and one end then: gather it only if it is not unsharded yet, and count leaves"
+)
 
 
 def why_sharded(got, event, name, kept_after_forward):
@@ -784,7 +801,7 @@ def why_sharded(got, event, name, kept_after_forward):
         if name == "root" and got.index("free root") < got.index("backward root while sharded") == event:
             first = next(i for i, each in enumerate(got) if each.startswith("backward"))
             if first == event:
-                return "the root's backward begins at once, and lasts to the end: it stays whole"
+                return "the root's backward begins at once, and lasts to the end: it stays unsharded"
         if len(gathers) > 1 and gathers[1] > event:
             return "gathered again only after the unit's backward: hook the gradient of the output, not of the input"
         if len(gathers) == 1 and name != "root":
@@ -929,7 +946,9 @@ def check_training(answer, variant, kept_after_forward):
         expect("all-gathers of a step", calls["all_gather"], gathers, rank=rank)
         expect("reduce-scatters of a step", calls["reduce_scatter"], number, rank=rank)
         expect("unsharded bytes after forward", found.after_forward, held, rank=rank)
-        expect("unsharded bytes after backward", found.after_backward, 0, rank=rank, slip="something is whole still")
+        expect(
+            "unsharded bytes after backward", found.after_backward, 0, rank=rank, slip="something is still unsharded"
+        )
         expect("unsharded bytes at the peak", found.peak, peak, rank=rank)
         for got, gradient, size in zip(found.gradients, gradients, padded, strict=True):
             wanted = torch.zeros(size)

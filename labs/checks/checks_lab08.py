@@ -773,7 +773,7 @@ def expected_log(limit, program):
 
 @check("8.6")
 def check_rate_limit(answer, variant):
-    """An event for every unit that is freed, and before a gather the host waits for the oldest of `limit` of them."""
+    """An event for every free of a unit that is freed after forward; a gather waits while `limit` are queued."""
     count = 4 + variant.size % 3
     units = [FakeUnit(str(number)) for number in range(count)]
     root, kept = FakeUnit("root", stays=True), FakeUnit("kept", stays=True)
@@ -790,7 +790,7 @@ def check_rate_limit(answer, variant):
         check_limited(answer, limit, ahead, f"each gathered while the one before computes, limit {limit}")
         stays = [("gather", root), ("use", root), *plain, ("gather", kept), ("use", kept), *plain]
         stays += [("free", kept), ("free", root), *plain]
-        check_limited(answer, limit, stays, f"with units that stay whole, limit {limit}")
+        check_limited(answer, limit, stays, f"with units that stay unsharded, limit {limit}")
         again = [*plain, *[("free", unit) for unit in units], *plain]  # the engine frees everything at the end
         check_limited(answer, limit, again, f"all freed once more when backward ends, limit {limit}")
         together = [(verb, unit) for verb in ("gather", "use", "free") for unit in units[:3]] + plain
@@ -859,8 +859,8 @@ def why_limited(got, wanted, what):
     if any(ELSEWHERE in each for each in got):
         return "the unit's last kernels are on the stream that is current at its free: ask for it then"
     if len(of(got, "event")) > len(of(wanted, "event")):
-        if "stay whole" in what:
-            return "units that stay whole do not count: nobody waits for their memory, and their free is far off"
+        if "stay unsharded" in what:
+            return "units that stay unsharded do not count: nobody waits for their memory, and their free is far off"
         return "`free` of a unit that is sharded already frees nothing: no event for it"
     if "without a use" in what:
         return "a unit whose gather is under way is not sharded: to free it frees memory, too"
@@ -872,7 +872,7 @@ def why_limited(got, wanted, what):
         return "first the host waits, then the gather is issued: issued before, it finds no memory free"
     following = next((each for each in got[at:] if not each.startswith("wait")), "")
     if following in ("gather root", "gather kept") and got[at].startswith("wait"):
-        return "to gather a unit that stays whole is no reason to wait"
+        return "to gather a unit that stays unsharded is no reason to wait"
     if "wait for None" in waits:
         return "the events to wait for are those recorded at the frees"
     if any("wait" in each for each in got[:4]) or len(waits) > len(set(waits)):
@@ -944,12 +944,14 @@ def gathered_again(limit, whole, units, gather):
 
 PREFETCH_MISTAKES = {
     "the cap does not hold: what has no room now is put off": with_room(lambda limit, whole, units: len(units)),
-    "one too many: gather while *fewer* than `limit` are whole": with_room(
+    "one too many: gather while *fewer* than `limit` are unsharded": with_room(
         lambda limit, whole, units: max(0, limit + 1 - len(whole))
     ),
-    "one too few: `limit` units may be whole": with_room(lambda limit, whole, units: max(0, limit - 1 - len(whole))),
-    "those that are whole already count as well: `len(whole)`": with_room(lambda limit, whole, units: limit),
-    "units are whole that are not on the list: all of `whole` counts": with_room(
+    "one too few: `limit` units may be unsharded": with_room(
+        lambda limit, whole, units: max(0, limit - 1 - len(whole))
+    ),
+    "those that are unsharded already count as well: `len(whole)`": with_room(lambda limit, whole, units: limit),
+    "units are unsharded that are not on the list: all of `whole` counts": with_room(
         lambda limit, whole, units: max(0, limit - sum(unit.state is not SHARDED for unit in units))
     ),
     "`gather` puts the unit on `whole`: counted once more, it takes two units' room": with_room(
@@ -958,7 +960,7 @@ PREFETCH_MISTAKES = {
     "gather as long as there is room, not one unit for each call": with_room(
         lambda limit, whole, units: min(1, left(limit, whole, units))
     ),
-    "more can be whole than `limit` (nested units): then there is no room, not a negative one": with_room(
+    "more can be unsharded than `limit` (nested units): then there is no room, not a negative one": with_room(
         lambda limit, whole, units: limit - len(whole)
     ),
     "behind a unit that is gathered already others may have room": with_room(up_to_a_ready_one),
@@ -990,7 +992,7 @@ def prefetched(answer, size):
                 for number in ready:
                     units[number].state = GATHERING
                 whole += [units[number] for number in ready]
-                what = f"limit {limit}, {len(whole)} whole, {size - len(ready)} of {size} to gather"
+                what = f"limit {limit}, {len(whole)} unsharded, {size - len(ready)} of {size} to gather"
                 found[what] = prefetched_once(answer, limit, whole, units)
     return found
 
@@ -1104,7 +1106,7 @@ def why_limit(got, wanted, cases):
 
     slips = {
         "one unit at a time is the least that can compute: say that it does not fit": wanted,
-        "the heaviest blocks are not whole at one time unless they are neighbours": all_with(
+        "the heaviest blocks are not unsharded at one time unless they are neighbours": all_with(
             lambda k, blocks, held: max(held) + sum(sorted(blocks)[-k:])
         ),
         "the largest `held` and the heaviest run of blocks belong to different moments: add what is there at one": (
@@ -1116,7 +1118,7 @@ def why_limit(got, wanted, cases):
         "there is no block before block 0: a slice that begins below 0 is counted from the end, and is empty": all_with(
             lambda k, blocks, held: max(held[j] + sum(blocks[j - k + 1 : j + 1]) for j in range(len(blocks)))
         ),
-        "near block 0 fewer than k blocks are whole, and these moments count too": all_with(
+        "near block 0 fewer than k blocks are unsharded, and these moments count too": all_with(
             lambda k, blocks, held: max(
                 held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(k - 1, len(blocks))
             )

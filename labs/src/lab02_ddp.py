@@ -493,7 +493,8 @@ print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer
 
 # %% [markdown]
 # There is neither an error nor a hang, but the gradients are meaningless. Collectives have no names; they are matched
-# by the order in which they are issued. Exercise 2.3 solves this problem.
+# by the order in which they are issued. With the buckets of exercise 2.3, every rank issues the same collectives, with
+# zeros for unused parameters.
 #
 # **What is still missing**: a step sends 54 messages, most of them tiny, and the host waits for
 # each of them.
@@ -715,8 +716,8 @@ for used in ({0: [0, 1], 1: [0]}, {0: [0], 1: [1]}):
 # |---|---|
 # | `buckets` | list of buckets, each a list of parameters |
 # | `bucket_of` | the number of a parameter's bucket: `reducer.bucket_of[param]` |
-# | `missing` | per bucket, the number of gradients still missing in this backward pass |
-# | `in_flight` | results of `start` for the buckets 0, 1, ... launched in this backward pass |
+# | `missing` | per bucket, the number of gradients still missing in this backward pass; your hook decrements it |
+# | `in_flight` | results of `start` for the buckets 0, 1, ... launched so far; your hook appends them |
 # | `sync` | whether this backward pass communicates; if False, the hook returns immediately |
 # | `start` | `start(bucket)` copies gradients into a buffer, launches the all-reduce, returns buffer and handle |
 # | `finish` | `finish()` finishes every bucket in flight, then resets `missing` and `in_flight` |
@@ -740,9 +741,10 @@ def on_gradient(param: nn.Parameter, reducer: SimpleNamespace) -> None:
         param: `.grad` has just been accumulated.
         reducer: fields `buckets`, `bucket_of`, `missing`, `in_flight`, `sync`, `start`, `finish` as in the table.
 
-    Buckets are launched in the order 0, 1, 2, ..., whatever the order in which they fill. Do not wait for anything
-    here. When the last bucket has been launched, queue `reducer.finish` once for the end of backward. If `reducer.sync`
-    is False, do nothing.
+    Decrement the bucket's entry of `reducer.missing`. Launch a bucket by appending the result of `reducer.start` to
+    `reducer.in_flight`. Buckets are launched in the order 0, 1, 2, ..., whatever the order in which they fill. Do not
+    wait for anything here. When the last bucket has been launched, queue `reducer.finish` once for the end of backward.
+    If `reducer.sync` is False, do nothing.
     """
     ...
 
@@ -809,13 +811,19 @@ assert most == len(buckets), "rung 3 waits before all of its buckets have left"
 assert seen[0][1] == seen[1][1]
 
 # %% [markdown]
-# The all-reduce of the last bucket is launched only with the last gradient, so its communication is always exposed. By
-# default, torch uses a single bucket in the first step. From the second step on, torch assigns buckets in the order in
-# which the gradients actually arrived. The cap is 1 MiB for the first bucket, so that it is launched early, and 25 MiB
-# for the others.
+# Bucket 0 has 12 parameters, but is launched only after 14 gradients: gradients do not arrive exactly in reverse order
+# of registration. Bucket 0 ends with the first linear layer of the last block. The block's second LayerNorm is
+# registered before this layer, so it belongs to bucket 1, but its two gradients are computed earlier. The all-reduce of
+# the last bucket is launched only with the last gradient, so its communication is always exposed.
+#
+# By default, torch uses a single bucket in the first training step. From the second step on, it applies the rules of
+# 2.2 in the order in which the gradients actually arrived. The cap is 1 MiB for bucket 0, so that it is launched early,
+# and 25 MiB for the others.
 #
 # The next figure shows one step of each rung over time, on rank 0 and on the emulated link. Here, the batch has more
-# samples, so that the backward pass is long enough to hide some of the communication.
+# samples, so that the backward pass is long enough to hide some of the communication. Even if most of the communication
+# is hidden, the step may be only a little shorter: on a CPU, gloo's reductions run on the same cores as the backward
+# pass, and slow it down.
 
 
 # %% tags=["C7", "nbval-ignore-output"]
@@ -899,7 +907,8 @@ plots.curve(
 # sample per rank, the buffers do raise the peak. `gradient_as_bucket_view=True` avoids this copy of the gradients: the
 # buckets are permanent, and every `.grad` is a view of a bucket. In `minifsdp/ddp/buckets.py`, the two kinds of bucket
 # are `StagingBucket` and `GradientBucket`, with about thirty lines each. Unlike your functions, `StagingBucket` copies
-# nothing back: each gradient is moved into the buffer as soon as it has been computed, and stays there.
+# nothing back: each gradient is moved into the buffer as soon as it has been computed, and stays there. But unlike a
+# `GradientBucket`, it is not permanent: every backward pass allocates a new buffer, which `zero_grad` frees.
 #
 # ### Compared with torch
 #

@@ -53,9 +53,11 @@ from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
 # %% [markdown]
 # ## What you build
 #
-# This function puts all parts of FSDP in minifsdp together. Every name in it is either a function or class that you
-# write in labs 04 to 08, or glue code. Read it now for its structure, and read it again when you have finished this
-# lab.
+# This function puts all parts of FSDP in minifsdp together. `FlatParameter` is lab 04's. A `FlatUnit` gathers, frees
+# and reduces (5.2 to 5.4), and the `Engine` registers the hooks (5.1 and 5.5), which notify a *schedule*. The schedule
+# decides when the units gather, free and reduce; `RateLimitedSchedule` is the one that you build in labs 06 to 08. The
+# remaining names are glue code: `cut` finds the modules that become units, and `Plan` issues a unit's collectives. Read
+# the function now for its structure, and read it again when you have finished this lab.
 
 # %%
 import inspect
@@ -226,8 +228,8 @@ print("refilled: the gradient of x read the new values:", x.grad.tolist())
 
 # %% [markdown]
 # Some operators, such as this one, check that the memory exists; others read from address 0, and the process crashes.
-# To prevent the use of a freed parameter outside the schedule, minifsdp replaces the parameter with a placeholder that
-# raises an error.
+# To prevent the use of a parameter while it is freed, minifsdp replaces the parameter with a placeholder that raises an
+# error. (The unit of this lab does not.)
 #
 # Why `full.data`? Autograd counts the changes to its saved tensors, and raises an error in the backward pass if a saved
 # tensor has changed. A gather overwrites every byte, but with the same values as before. `.data` is an alias of the
@@ -355,9 +357,10 @@ outcome("5.3", sum(moments[-1].values()), ranks=RANKS, slips=slips)
 #
 # On every rank, the backward pass computes the unit's unsharded gradient for that rank's samples, so there are N
 # different gradients with P elements each. A rank's optimizer needs only its own shard of their mean. The collective
-# for this purpose is a reduce-scatter.
+# for this purpose is a reduce-scatter. With the ring algorithm (lab 01), each rank sends (N - 1) / N of the padded
+# buffer.
 #
-# Predict: with the ring algorithm (lab 01), how many bytes does each of **four** ranks send for one block's gradient?
+# Predict: how many bytes does each of **four** ranks send for one block's gradient? (The padding depends on N.)
 
 # %%
 predict("5.4", ..., "bytes that a rank of 4 sends to reduce-scatter one block's gradient")
@@ -774,15 +777,16 @@ assert close, f"not one process's gradients; {why}"
 #
 # - between steps: the parameter shards and the optimizer-state shards (optimizer state is never gathered);
 # - unsharded parameters: at most R + B;
-# - gradients: at most R + B + the gradient shards of all blocks. The root's gradient stays unsharded throughout the
-#   backward pass, because the head's gradient is the first to be computed and the embedding's is the last. Only one
-#   block at a time has an unsharded gradient; each block that has already been reduced keeps only its gradient shard.
-#   While a block is being reduced, it holds both its unsharded gradient and its gradient shard. With gloo, there are
-#   also receive buffers for the contributions of the other ranks, (N - 1) / N · B; NCCL needs no such memory;
-# - the total: shards + 2 (R + B) + the gradient shards of the other blocks, as in the table.
+# - gradients: at most R + B + the gradient shards of all blocks, *during* the reduction of block 0, the last block in
+#   the backward pass. The root's gradient stays unsharded throughout the backward pass, because the head's gradient is
+#   the first to be computed and the embedding's is the last. Only one block at a time has an unsharded gradient; each
+#   block that has already been reduced keeps only its gradient shard. While a block is being reduced, it holds both its
+#   unsharded gradient and its gradient shard. With gloo, there are also receive buffers for the contributions of the
+#   other ranks, (N - 1) / N · B; NCCL needs no such memory;
+# - the total: shards + 2 (R + B) + the gradient shards of the other blocks (1 to 4), just *before* this reduction.
 #
-# The peak occurs just before the reduction of block 0, the last block in the backward pass. At this moment, a rank
-# holds the following tensors in addition to its shards of all parameters and of the optimizer state:
+# At this earlier moment, a rank holds the following tensors in addition to its shards of all parameters and of the
+# optimizer state:
 #
 # | unit | unsharded parameters | gradient |
 # |---|---|---|
@@ -790,9 +794,11 @@ assert close, f"not one process's gradients; {why}"
 # | block 0 | B | B, unsharded and complete |
 # | blocks 1 to 4 | none | a shard each, already reduced |
 #
-# Then the parameters of block 0 are freed, and only then is its gradient shard allocated. If the parameters were freed
-# after the reduction, they would still be in memory when it is allocated, and the peak would be higher. Even at the
-# peak, a rank never holds the full 4Ψ bytes of parameters or of gradients.
+# Then the parameters of block 0 are freed, and only then is its gradient shard allocated. So the reduction does not
+# raise the peak, not even with gloo: it needs B / N for the gradient shard and (N - 1) / N · B for the receive buffers,
+# together the B bytes that have just been freed. If the parameters were freed after the reduction, they would still be
+# in memory when the gradient shard is allocated, and the peak would be higher. Even at the peak, a rank never holds the
+# full 4Ψ bytes of parameters or of gradients.
 #
 # The curve does not include activations, which are additional memory in every rung.
 
@@ -915,7 +921,7 @@ plots.stages(
     title=f"Before a step, a rank holds {rest / MIB:.2f} MiB instead of DDP's "
     f"{sum(peak_or['DDP']['before'].values()) / MIB:.2f}: everything is sharded",
     says="Bytes of a rank at the end of each stage of a step, before zero_grad, and at its peak. Narrow bars: the "
-    "earlier rungs; each peaks at a different moment.",
+    "earlier rungs; each peaks at a different moment. minifsdp's DDP keeps its gradient buckets between steps.",
     lab="05",
 )
 
@@ -1015,8 +1021,9 @@ assert abs(traffic["FULL_SHARD"] / traffic["DDP"] - ratio) < 1e-6
 assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 
 # %% [markdown]
-# The factor of 1.5 from the ZeRO paper is for bytes, not for time. DDP's all-reduce can be hidden behind the backward
-# pass. A gather is exposed if the next computation waits for it, unless it is issued earlier
+# The factor of 1.5 from the ZeRO paper is for bytes, not for time. Communication costs time only if it is *exposed*,
+# that is, if the computation waits for it. DDP's all-reduce can be hidden behind the backward pass. The gathers of this
+# lab are exposed, because each is issued only when the next computation needs it. To hide a gather, issue it earlier
 # (`minifsdp/fsdp/schedules/prefetch.py`).
 #
 # ## What FSDP buys
@@ -1138,8 +1145,9 @@ plots.lines(
 #
 # This is the trade-off: at the same batch size, FSDP costs time, but it makes larger batches or larger models possible.
 # The larger batch recovers most of this time, because it amortizes the traffic of a step over more samples. Whether it
-# recovers all of this time depends on the link and on the compute per sample: this FSDP hides no communication, and
-# sending 1.5 times as many bytes for twice as many samples roughly breaks even. If DDP's batch fits with memory to
+# recovers all of this time depends on the link and on the compute per sample. With 1.5 times as many bytes per step and
+# twice as many samples, FSDP sends 0.75 times as many bytes per sample. But this FSDP hides none of them, whereas DDP
+# hides some of its bytes behind the backward pass, so the two roughly break even. If DDP's batch fits with memory to
 # spare, FSDP gains nothing.
 #
 # ## Break it

@@ -131,9 +131,10 @@ class Memory:
 #
 # The model in the next cell resembles the paper's GPT-175B. It is wrapped block by block and trained with backward
 # prefetch and without a limit, on 128 GPUs. `record` runs real training steps of rank 0 (modules, units, schedule,
-# autograd, optimizer) with tensors without storage, and logs the requests of the host; 6 of the 96 blocks suffice.
-# `replay` computes how a GPU would execute these requests. In this first run, the GPU has more memory than the program
-# can need. The table shows three byte counts, as in `torch.cuda.memory_stats()`:
+# autograd, optimizer) with tensors without storage, and logs the requests of the host. The simulated model, and so the
+# step, has 6 of the 96 blocks, which are enough to show the effect. `replay` computes how a GPU would execute these
+# requests. In this first run, the GPU has more memory than the program can need. The table shows three byte counts, as
+# in `torch.cuda.memory_stats()`:
 #
 # | count | bytes |
 # |---|---|
@@ -184,10 +185,11 @@ plots.device_memory(
 
 # %% [markdown]
 # Look at the time axis: the host issues the step in a small fraction of the device's time for it. It gathers and frees
-# one unit after the other, so `allocated` never includes more than two units and the tensors used with them. But the
-# memory of a freed unit cannot be reused before the device has *computed* with that unit, so every unit gets new
-# memory. The paper's GPUs have 80 GB, which would be enough for 6 of the 96 blocks. To make memory scarce with 6
-# blocks, our GPU gets only 40 GiB.
+# one unit after the other, so `allocated` never includes more than two unsharded blocks, of 3.4 GiB each. At its peak,
+# it also includes the unsharded gradients of two blocks (as large), the root and its gradient (2.4 GiB each),
+# activations (3 GiB) and the shards. But the memory of a freed unit cannot be reused before the device has *computed*
+# with that unit, so every unit gets new memory. The paper's GPUs have 80 GB, which would be enough for a step of 6
+# blocks. To make memory scarce in this step, our GPU gets only 40 GiB.
 #
 # The allocator decides when a freed block can be used again. You build one that follows torch's rules
 # (`c10/cuda/CUDACachingAllocator.cpp`), with fewer special cases.
@@ -643,13 +645,16 @@ print("this device's caching allocator:", stats or "none; torch does not cache C
 # wait, the memory of the corresponding unit is available, belongs to the right stream and has the right size, so the
 # gather reuses it.
 #
-# Some calls to `gather(unit)` and `free(unit)` have no effect, because a schedule also calls `gather` for a unit that
-# has already been prefetched, and `free` for all units at the end of the backward pass. So check `unit.state`: a unit
-# is `SHARDED` until its gather starts, and again after it has been freed. Some units stay unsharded from their forward
-# to the end of their backward: the root always does, and with SHARD_GRAD_OP all units do. Their
-# `unit.freed_after_forward` is False. They are freed much later, so their gathers do not wait, and their frees are not
-# added to the queue. (torch counts every free, including those of these units, and waits for a single event before a
-# gather, however many are in the queue.)
+# Not every call takes effect. A schedule calls `gather(unit)` again for a unit that has already been prefetched, and
+# `free(unit)` again for a unit that has already been freed; both calls do nothing. `unit.state` tells which calls take
+# effect: a unit is `SHARDED` until its gather starts, and again after it has been freed.
+#
+# Some units stay unsharded from their forward to the end of their backward: the root always does, and with
+# SHARD_GRAD_OP all units do. Their `unit.freed_after_forward` is False. (Read it at each call: the root is known only
+# when the first forward begins, so in the `__init__` of a schedule, its `freed_after_forward` is still True.) These
+# units are freed much later, so their gathers do not wait, and their frees are not added to the queue. (torch counts
+# every free, including those of these units, and waits for a single event before a gather, however many are in the
+# queue.)
 #
 # The recording of the GPT has 6 blocks and a root. Every block, including the last one, is freed after its forward and
 # once more after its backward. Predict: with a limit of 2, how many events does the host wait for in each step after
@@ -683,8 +688,11 @@ def rate_limit(
 
 
 # %% [markdown]
-# This schedule calls your two functions instead of `gather` and `free`. The rest is lab 07's schedule: PRE, one unit
-# ahead, and at most one reduction in progress while the next gradient is being computed.
+# This schedule calls your two functions instead of `gather` and `free`. The rest is lab 07's schedule. With `PRE`, the
+# backward pass issues the next gather before it computes the current unit's gradients. `depth` is the number of units
+# gathered ahead (None: all of them), `forward` decides whether the forward pass gathers ahead too, and `reductions` is
+# the number of reductions in progress while the next gradient is being computed. Here, the backward pass gathers one
+# unit ahead, and at most one reduction is in progress.
 
 
 # %% tags=["shown"]
@@ -952,8 +960,8 @@ plots.curve(
     without_activations(usage["k = 2"].curve),
     title=f"Model state peaks at {usage['k = 2'].state / MIB:.2f} MiB with k = 2, and without a limit at "
     f"{usage['no limit'].state / MIB:.2f}",
-    says="Bytes of a rank over the allocations of a step, without activations. Grey: no limit on gathers, so the step "
-    "gathers the entire model before the first block computes; 'at all': no limit on reductions either.",
+    says="Bytes of a rank over the allocations of a step, without activations. 'no limit' gathers the entire model "
+    "before the first block computes. 'no limit at all' also lets any number of reductions be in progress.",
     lab="08",
     earlier={name: without_activations(usage[name].curve) for name in others},
 )
@@ -1181,8 +1189,10 @@ plots.lines(
 #
 # A laptop can measure a different effect: how a limit changes the speed of a deep prefetch. The next cell trains on 2
 # ranks over gloo and an emulated link (2 ms latency, 50 MB/s), always on the CPU, even if there are GPUs. The two
-# schedules are interleaved. For each schedule, the figure also shows the prediction of a model of this machine, whose
-# host does *not* run ahead.
+# schedules take turns: in each *turn*, each schedule runs one step. For each schedule, the figure also shows the
+# prediction of a model of this machine, whose host does *not* run ahead. The model takes the computing time of a step
+# from the measurement, and predicts only the *waiting time*, in which the host waits for communication. So the cell
+# prints the error of the prediction twice: of the step, and of the waiting time alone.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1221,10 +1231,11 @@ for name, limit in (("prefetch without a limit", None), ("your limit, k = 2", 2)
     print(f"{name:26}{whole / MIB:5.2f} MiB of gathered parameters at most")
 
 # %% [markdown]
-# On a laptop, the limiter saves the memory that a deep prefetch would use. The title of the figure states the effect on
-# speed as a range over the repetitions. If the range includes both signs, the measurement is inconclusive; on a busy
-# machine, the range is wide. On a GPU, the limiter saves the memory that a host running ahead would use. In both cases,
-# two unsharded units are enough: one being computed and one being gathered.
+# On a laptop, the limiter saves the memory that a deep prefetch would use. The line above the figure states the effect
+# on speed as a range over the turns, from the smallest to the largest. If the range includes both signs, the title says
+# "within the scatter", and the measurement is inconclusive; on a busy machine, the range is wide. On a GPU, the limiter
+# saves the memory that a host running ahead would use. In both cases, two unsharded units are enough: one being
+# computed and one being gathered.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -1274,8 +1285,30 @@ device, and then little memory waits for an event.)
 #
 # This is an open task without a reference answer. The model resembles T5-11B and runs on 16 simulated GPUs, on which
 # gathering takes about as long as computing. Write the fastest possible schedule for which the allocator reserves at
-# most 8 GiB. A hazard (a kernel that reads data before its arrival) disqualifies the schedule. You can start from this
-# one:
+# most 8 GiB. A hazard (a kernel that reads data before its arrival) disqualifies the schedule.
+#
+# A schedule is a class whose methods are called at these moments. You may override each of them:
+#
+# | method | called |
+# |---|---|
+# | `begin_forward()` | when a step begins: makes the gathers wait for the optimizer |
+# | `pre_forward(unit)` | before a unit's forward: gathers the unit and prefetches others, then waits for its gather |
+# | `post_forward(unit, backward_follows)` | after a unit's forward: frees the unit, except the root |
+# | `begin_backward(units)` | when the backward pass begins, with the units in the order of their forward |
+# | `pre_backward(unit)` | before a unit's backward: as `pre_forward`, and issues a reduction that is due |
+# | `post_backward(unit)` | when a unit's gradient is complete: frees the unit, then calls `reduce(unit)` |
+# | `end_backward()` | when all gradients are complete: waits for all reductions |
+# | `end_forward()` | after a forward pass under `torch.no_grad()`, so never in a training step |
+#
+# These methods call `gather(unit)`, `free(unit)`, `prefetch(units)` (with the units in the order of use),
+# `reduce(unit)` and `issue_reduction()`, which you may override too. Call `super()`'s method unless you replace it. The
+# base classes keep their state in attributes such as `order`, `seen`, `ahead`, `whole`, `deferred`, `frees`, `due` and
+# `reducing`: choose other names for yours.
+#
+# To keep a unit unsharded from its forward to its backward, return from `post_forward` before anything is freed if
+# `unit` is that unit. `self.units` lists the units: first the root, then the blocks in forward order. Free every unit
+# after its backward. A unit that is never freed is not gathered in the next step, and computes with parameters from
+# before the optimizer step. You can start from this schedule:
 
 # %% tags=["shown"]
 from minifsdp.course.workshop.scores import enter
@@ -1294,8 +1327,9 @@ enter("my schedule", MySchedule)
 
 # %% [markdown]
 # With torch's defaults, a step takes 66.4 ms, and the allocator reserves 7.48 GiB. With prefetching two units ahead and
-# k = 3, a step takes 63.5 ms, but the allocator reserves 9.23 GiB. The link alone is busy for 59.0 ms.
-# `minifsdp lab score 08` shows the table of your attempts.
+# k = 3, a step takes 63.5 ms, but the allocator reserves 9.23 GiB. With the gathers and reductions of these two
+# schedules, the link is busy for 59.0 ms, so a step takes no less. A schedule with fewer gathers has a lower bound,
+# which is printed with its result. `minifsdp lab score 08` shows the table of your attempts.
 #
 # ## Questions
 #

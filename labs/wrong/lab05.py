@@ -484,6 +484,10 @@ Over all ranks there are.
 - comm.reduce_scatter(mean, gradient, group, comm.MEAN).wait()
 + comm.reduce_scatter(mean, gradient, comm.world(), comm.MEAN).wait()
 """)
+wrong("5.4", "the second mean has been added: free its buffer").diff("""
+Only drops the name of the second mean.
+- device.free(mean)
+""")
 
 # 5.5
 
@@ -784,7 +788,7 @@ Takes training mode for a backward that follows.
 - module.register_forward_pre_hook(before_forward)
 + module.register_forward_pre_hook(lambda module, args: unit.gather())
 """)
-wrong("5.5", "gather it only if it is not whole").diff("""
+wrong("5.5", "gather it only if it is not unsharded yet").diff("""
 Gathers before backward whatever is there already, but for the root.
 - def before_forward(module, args):
 -     unit.gather()
@@ -862,7 +866,7 @@ Never frees: ZeRO-2 with a gather too many.
 - module.register_forward_hook(after_forward)
 + module.register_forward_pre_hook(lambda module, args: unit.gather())
 """)
-wrong("5.6", "whole after backward").diff("""
+wrong("5.6", "unsharded after backward").diff("""
 Frees the root alone, and keeps the others for the next forward.
 - unit.gather()
 + if not unit.whole:

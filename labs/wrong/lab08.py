@@ -695,7 +695,7 @@ One too many.
 - while len(frees) >= limit:
 + while len(frees) > limit:
 """)
-wrong("8.6", "units that stay whole do not count").diff("""
+wrong("8.6", "units that stay unsharded do not count").diff("""
 Counts the root like the others.
 - if unit.state is SHARDED and unit.freed_after_forward:
 + if unit.state is SHARDED:
@@ -880,7 +880,7 @@ def prefetch_within(limit, whole, units, gather):
     return [unit for unit in units if unit.state is SHARDED]
 
 
-@wrong("8.7", "those that are whole already count")
+@wrong("8.7", "those that are unsharded already count")
 def prefetch_within(limit, whole, units, gather):
     """As many as the limit, whatever is whole."""
     waiting = [unit for unit in units if unit.state is SHARDED]
@@ -907,7 +907,7 @@ def prefetch_within(limit, whole, units, gather):
     return [unit for unit in units if unit.state is SHARDED]
 
 
-@wrong("8.7", "units are whole that are not on the list")
+@wrong("8.7", "units are unsharded that are not on the list")
 def prefetch_within(limit, whole, units, gather):
     """Counts those on the list that are gathered, and no others."""
     room = limit - sum(unit.state is not SHARDED for unit in units)
@@ -1037,7 +1037,7 @@ def largest_limit(budget, blocks, held):
     raise ValueError
 
 
-wrong("8.8", "near block 0 fewer than k blocks are whole").diff("""
+wrong("8.8", "near block 0 fewer than k blocks are unsharded").diff("""
 Looks at the moments with k blocks only.
 - peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks)))
 + peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(k - 1, len(blocks)))

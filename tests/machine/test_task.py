@@ -92,7 +92,7 @@ def test_the_table_has_the_best_of_each_name_and_last_what_does_not_count(
     assert picture.title.startswith("limited: ")
     assert picture.title.endswith(" torch's defaults")
     said = capsys.readouterr().out
-    assert all(name in said for name in (TORCH, AHEAD, "no schedule is below"))
+    assert all(name in said for name in (TORCH, AHEAD, "no schedule with the same messages is below"))
     scores.keep(scores.SCHEDULE, "limited", 0.5, 2**30, None)
     scores.keep(scores.SCHEDULE, "fast", 0.01, 2**30, "3 hazards")
     scores.keep(scores.SCHEDULE, "quick", 0.02, 2**30, None)

@@ -254,13 +254,13 @@ def test_the_command_writes_between_the_markers_and_tells_what_is_stale(folder: 
 
 
 @pytest.mark.parametrize("lab", ["06", "07", "08"])
-def test_without_a_record_a_lab_shows_nothing(
+def test_without_a_record_a_lab_says_so(
     lab: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(records, "records_folder", lambda: tmp_path)
     monkeypatch.setattr("IPython.display.display", lambda *_: pytest.fail("there is no record to show"))
     show_record(lab, says="how to read it")
-    assert not capsys.readouterr().out
+    assert capsys.readouterr().out == "there is no record of a run on a GPU to show here\n"
 
 
 def test_a_lab_shows_the_latest_picture_on_record(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

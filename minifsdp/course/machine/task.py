@@ -76,9 +76,13 @@ def _left_out(program: Program) -> str | None:
     begin = max(at for at, each in enumerate(program.instructions) if each == Mark(STEP))
     units = {each.unit for each in program.instructions if isinstance(each, Issue)}
     issued = {(each.call.op, each.unit) for each in program.instructions[begin:] if isinstance(each, Issue)}
-    for op, done in (("all_gather", "gathered"), ("reduce_scatter", "reduced")):
+    undone = {
+        "all_gather": "a step has not gathered {}: never freed, it still has the values of an earlier step",
+        "reduce_scatter": "a step has not reduced {}",
+    }
+    for op, says in undone.items():
         if missing := sorted(unit for unit in units if (op, unit) not in issued):
-            return f"a step has not {done} {', '.join(missing)}"
+            return says.format(", ".join(missing))
     return None
 
 

@@ -19,7 +19,7 @@ def records_folder() -> Path:
 
 
 def show_record(lab: str, says: str) -> None:
-    """Display the latest recorded plot of a ladder run on a GPU; nothing, if there is none.
+    """Display the latest recorded plot of a ladder run on a GPU, or print that there is none.
 
     Args:
         lab: "06", "07" or "08".
@@ -35,6 +35,7 @@ def show_record(lab: str, says: str) -> None:
             world, when = ladder["results"].get("world", ""), ladder["when"]
             found.append((when, path.with_suffix("") / plot, f"{gpus}, {world}, {when[:10]}:"))
     if not found:
+        print("there is no record of a run on a GPU to show here")
         return
     from IPython.display import Image, Markdown, display
 

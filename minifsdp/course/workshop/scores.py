@@ -62,7 +62,7 @@ def enter(name: str, schedule: Any) -> Any:
     for other, reached in references.items():
         note = f" (does not count: {reached.problem})" if reached.problem else ""
         print(f"    {other}: {1e3 * reached.seconds:.1f} ms in {reached.reserved / GIB:.2f} GiB{note}")
-    print(f"    no schedule is below {1e3 * result.bound:.1f} ms: the link is busy all the time")
+    print(f"    no schedule with the same messages is below {1e3 * result.bound:.1f} ms: the link is busy all the time")
     torchs = references[torch_name]
     longer = 1e3 * (result.seconds - torchs.seconds)
     compared = (
