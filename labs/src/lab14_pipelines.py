@@ -204,20 +204,20 @@ outcome("14.1", slowest["two layers each"] / slowest["yours"], slips=slips)
 # ### Measured: naive placement
 #
 # The simplest way to run these stages is *naive placement*: the whole batch goes through all stages and its gradients
-# come back. All measurements by the clock in this lab use stages that *sleep* instead of computing: 20 ms for a
-# forward and 40 ms for a backward of an eighth of the batch. The messages and processes are real, and so is
-# minifsdp's *executor*, which works through the ranks' lists. A sleeping rank needs no processor, so four ranks keep
-# their times on a laptop with two cores.
+# come back. All measurements in this lab use stages that *sleep* instead of computing: 40 ms for a
+# forward and 80 ms for a backward of an eighth of the batch. The messages and processes are real, and so is
+# minifsdp's *executor*, which works through the ranks' lists. A sleeping rank uses no CPU time, so the
+# measured times of four ranks are right even on a laptop with two cores.
 #
-# Predict: the forward of the whole batch takes 160 ms on each of the 4 ranks, the backward 320 ms. What share of the
+# Predict: the forward of the whole batch takes 320 ms on each of the 4 ranks, the backward 640 ms. What share of the
 # ranks' time is idle?
 
 # %%
 predict("naive", ..., "share of all ranks' time in which they are idle, from 0 to 1")
 
 # %% tags=["nbval-ignore-output", "C28"]
-SECONDS = {"F": 0.02, "B": 0.04}
-clock = {"naive": run_asleep([list(naive(rank, RANKS)) for rank in range(RANKS)], {"F": 0.16, "B": 0.32})}
+SECONDS = {"F": 0.04, "B": 0.08}
+clock = {"naive": run_asleep([list(naive(rank, RANKS)) for rank in range(RANKS)], {"F": 0.32, "B": 0.64})}
 by_lists = simulate([list(naive(rank, RANKS)) for rank in range(RANKS)], UNITS).bubble
 print(f"measured idle time: {bubble_of(clock['naive']):.1%}")
 outcome("naive", by_lists, how="computed", slips={"one rank of four computes at a time": 0.25})
@@ -566,7 +566,7 @@ def bubble(plan: Plan, seconds: Mapping[str, float]) -> float:
 
 
 # %% [markdown]
-# ### Measured: the bubble, simulated and by the clock
+# ### The bubble, simulated and measured
 
 # %% tags=["C28"]
 counts = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -667,7 +667,7 @@ outcome(
 # section 4.2.3, have the same factor).
 
 # %% tags=["nbval-ignore-output", "C28"]
-clock["interleaved"] = run_asleep(plan_of(interleaved, RANKS, MICROS, 2), {"F": 0.01, "B": 0.02})
+clock["interleaved"] = run_asleep(plan_of(interleaved, RANKS, MICROS, 2), {"F": 0.02, "B": 0.04})
 plots.pipeline(
     {name: clock[name] for name in ("1F1B", "interleaved")},
     title=f"With two stages on each rank, the bubble is {bubble_of(clock['interleaved']):.0%} instead of "
@@ -778,7 +778,7 @@ slips = {"(p - 1)(F + I - W) against (p - 1)(F + I + W)": 2 / 3, "W is a third o
 outcome("14.6", round(idle["ZB-H1"] / idle["1F1B"], 3), how="computed", slips=slips)
 
 # %% tags=["nbval-ignore-output", "C28"]
-THIRDS = {"F": 0.02, "B": 0.04, "I": 0.02, "W": 0.02}
+THIRDS = {"F": 0.04, "B": 0.08, "I": 0.04, "W": 0.04}
 clock["ZB-H1"] = run_asleep(plan_of(zero_bubble), THIRDS)
 formula = {"naive": 3 / 4, "GPipe": 3 / 11, "1F1B": 3 / 11, "interleaved": 3 / 19, "ZB-H1": 3 / 27}
 for name, rows in clock.items():
