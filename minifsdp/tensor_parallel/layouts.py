@@ -69,14 +69,25 @@ def move(
     Returns:
         This rank's part in `target`; `x` itself if there is nothing to do.
     """
-    source, target = from_front(source, x.ndim), from_front(target, x.ndim)
-    gradient = of_gradient(target) if gradient is None else gradient
-    if are_equal(source, target) and are_equal(gradient, of_gradient(source)):
+    way = _way(source, target, gradient, x.ndim)
+    if way is None:
         return x
+    (source, target), (gradient, wanted) = way
     whole = x.shape[gradient.dim] if gradient.is_shard() and not source.is_shard(gradient.dim) else size
-    return _moved(x, (source, target, group, size, label), (gradient, of_gradient(source), group, whole, label))
+    return _moved(x, (source, target, group, size, label), (gradient, wanted, group, whole, label))
 
 
+@cache
+def _way(source: Layout, target: Layout, gradient: Layout | None, ndim: int) -> Any:
+    """Layouts of a move and of its backward, counted from the front; None: there is nothing to do."""
+    source, target = from_front(source, ndim), from_front(target, ndim)
+    gradient = of_gradient(target) if gradient is None else gradient
+    if source == target and gradient == of_gradient(source):
+        return None
+    return (source, target), (gradient, of_gradient(source))
+
+
+@cache
 def from_front(layout: Layout, ndim: int) -> Layout:
     """The layout with its dimension counted from the front.
 
@@ -119,8 +130,13 @@ def check_layouts(**layouts: Any) -> None:
     for name, layout in layouts.items():
         if not isinstance(layout, Placement):
             raise TypeError(f"{name} = {layout!r}: give Shard(dim), Replicate() or Partial()")
-        if not (layout.is_shard() or layout.is_replicate() or layout.is_partial("sum")):
+        if not _is_known(layout):
             raise ValueError(f"{name} = {layout}: give Shard(dim), Replicate() or Partial()")
+
+
+@cache
+def _is_known(layout: Layout) -> bool:
+    return bool(layout.is_shard() or layout.is_replicate() or layout.is_partial("sum"))
 
 
 def of_gradient(layout: Layout) -> Layout:
@@ -165,7 +181,7 @@ def relaid(
     return whole
 
 
-# Collectives concatenate and split along the first dimension, in equal parts: other dimensions move there, padded.
+# Collectives concatenate and split along the first dimension, in equal parts: any other is swapped with it, and padded.
 
 
 def all_reduced(x: Tensor, group: Group, label: Label | None = None) -> Tensor:
@@ -177,22 +193,24 @@ def all_reduced(x: Tensor, group: Group, label: Label | None = None) -> Tensor:
 
 def all_gathered(x: Tensor, dim: int, group: Group, size: int | None = None, label: Label | None = None) -> Tensor:
     """The ranks' parts, concatenated along `dim` to a length of `size`; None: all parts are as long as this one."""
-    first = x.movedim(dim, 0)
+    first = x.transpose(0, dim)
     rows = first.shape[0] if size is None else -(-size // group.size())
     first = _padded(first, rows)
     whole = first.new_empty(group.size() * rows, *first.shape[1:])
     comm.all_gather(whole.view(-1), first.view(-1), group, label).wait()
-    return whole[:size].movedim(0, dim).contiguous()
+    return (whole if size is None else whole[:size]).transpose(0, dim).contiguous()
 
 
 def reduce_scattered(x: Tensor, dim: int, group: Group, label: Label | None = None) -> Tensor:
     """This rank's part along `dim` of the sum over the ranks."""
-    first = x.movedim(dim, 0)
-    length, rows = first.shape[0], -(-first.shape[0] // group.size())
-    first = _padded(first, group.size() * rows)
+    first, ranks = x.transpose(0, dim), group.size()
+    length, rows = first.shape[0], -(-first.shape[0] // ranks)
+    first = _padded(first, ranks * rows)
     part = first.new_empty(rows, *first.shape[1:])
     comm.reduce_scatter(part.view(-1), first.view(-1), group, label=label).wait()
-    return part[: max(0, length - group.rank() * rows)].movedim(0, dim).contiguous()
+    if length < ranks * rows:
+        part = part[: max(0, length - group.rank() * rows)]
+    return part.transpose(0, dim).contiguous()
 
 
 def part_of(x: Tensor, dim: int, group: Group) -> Tensor:
