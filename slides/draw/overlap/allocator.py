@@ -131,7 +131,6 @@ def draw_blocks() -> Figure:
             if left - begin > 0.5:  # the frames of small segments would be one black area
                 frame: Any = {"fill": False, "edgecolor": INK, "linewidth": 1.4}
                 axes.add_patch(Rectangle((begin, height - 0.4), left - begin, 0.8, **frame))
-            left += 0.06
         at = 0.0
         for state, size in ((state, size) for state, size in held.items() if size > 0.1):
             colour = SOFT if state == "free" else as_text(BLOCK_COLOURS[state])
