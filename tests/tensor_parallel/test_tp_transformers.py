@@ -75,7 +75,7 @@ def assert_trains_as_one_process(name: str, model: Any, alone: Any, rows: int = 
         torch.testing.assert_close(whole.data, q.data, rtol=0, atol=1e-9, msg=lambda text, n=n: f"{n}: {text}")
 
 
-CASES = [(name, sequence) for name in PLANS for sequence in (False, True) if not (name == "t5" and sequence)]
+CASES = [(name, sequence) for name in PLANS for sequence in (False, True)]
 
 
 @check(ranks=(2, 4), case={f"{name}{', sequence' * sequence}": (name, sequence) for name, sequence in CASES})

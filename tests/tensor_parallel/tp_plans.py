@@ -80,7 +80,6 @@ def gpt2(model: Any, mesh: Any, sequence: bool = False) -> nn.Module:
 
 
 def t5(model: Any, mesh: Any, sequence: bool = False) -> nn.Module:
-    assert not sequence
     for stack in (model.encoder, model.decoder):
         for module in stack.modules():
             if hasattr(module, "relative_attention_num_buckets"):
@@ -97,6 +96,15 @@ def t5(model: Any, mesh: Any, sequence: bool = False) -> nn.Module:
     plan |= {f"*coder.block.*.layer.{name}": style for name, style in within.items()}
     plan |= {"*coder.block.0.layer.0.SelfAttention.relative_attention_bias": ColwiseParallel(input_layouts=Replicate())}
     plan |= {"*coder.block.*.layer.*.layer_norm": stream.norm, "*coder.final_layer_norm": stream.norm}
+    if sequence:
+        plan |= {f"*coder.block.*.layer.{name}": stream.into() for name in ("0.SelfAttention", "[12].DenseReluDense")}
+        keys, whole = {"key_value_states": Shard(1)}, {"key_value_states": Replicate()}
+        both: dict[str, Any] = {"input_kwarg_layouts": keys, "desired_input_kwarg_layouts": whole}
+        plan |= {
+            "decoder.block.*.layer.1.EncDecAttention": PrepareModuleInput(
+                input_layouts=Shard(1), desired_input_layouts=Replicate(), **both
+            )
+        }
     return parallelize_module(model, mesh, plan | {"lm_head": stream.head})
 
 
