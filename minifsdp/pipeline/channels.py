@@ -50,6 +50,8 @@ class Channels:
         self.last = max(self.homes)
         self.arrivals, self.departures = routes_of(plan, group.rank())
         self.groups = {channel: twin_of(group) for channel in channels_of(plan)}
+        # A rank that fails at once must not hang up while others are still connecting.
+        comm.all_reduce(torch.zeros(1, device=device), group).wait()
         self.boundaries: dict[tuple[int, bool], Boundary] = {}  # by the stage below, and whether gradients come back
         self._here: dict[Message, tuple[Sequence[Tensor], list[int]]] = {}  # between two stages of this rank
         self._sends: dict[Message, list[Sent]] = {}  # not known to have been received
