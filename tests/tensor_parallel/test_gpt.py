@@ -192,7 +192,7 @@ GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gat
 
 @check(ranks=(2, 4), sequence=(False, True))
 def torchs_own_functions_are_called_as_often(sequence: bool) -> None:
-    """As with MINIFSDP_COLLECTIVES=native, by wrapping torch.distributed: what a block calls in forward and backward."""
+    """Collectives native, by wrapping torch.distributed: what a block calls in forward and in backward."""
     tokens, targets = batch(0)
 
     def called(layers: int) -> tuple[Counter[Any], Counter[Any]]:
