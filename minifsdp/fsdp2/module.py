@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -80,29 +79,9 @@ class FSDPModule:
         for unit in self._units(recurse):
             unit.reduces = unit.all_reduces = requires_gradient_sync
 
-    @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        """Inside, no gradient is reduced, and parameters stay whole after backward; for pipelines, as are the next two.
-
-        Afterwards everything is set as before.
-        """
-        names = "reduces", "all_reduces", "reshard_after_backward"
-        before = [(unit, {name: getattr(unit, name) for name in names}) for unit in self._units(True)]
-        for unit, _ in before:
-            vars(unit).update(dict.fromkeys(names, False))
-        try:
-            yield
-        finally:
-            for unit, values in before:
-                vars(unit).update(values)
-
     def reduce_accumulated(self) -> None:
         """Reduce what earlier backwards have left unsharded, without another one; on all ranks."""
         state_of(self).reduce_accumulated()
-
-    def drop_accumulated(self) -> None:
-        """Forget what earlier backwards have left unsharded, even one that has raised; without communication."""
-        state_of(self).drop_accumulated()
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """On a 2-D mesh: let an all-reduce over the replicas follow, or keep the means inside for later ones."""

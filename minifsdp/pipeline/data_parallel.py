@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import FSDPModule
+from minifsdp.fsdp2.accumulation import accumulating, drop_accumulated
 from minifsdp.pipeline.stage import PipelineStage
 
 
@@ -50,7 +51,7 @@ def drop_unreduced(stages: Iterable[PipelineStage]) -> None:
     for stage in stages:
         for module in _replicas(stage.submod):
             if isinstance(module, FSDPModule):
-                module.drop_accumulated()
+                drop_accumulated(module)
 
 
 def _replicas(module: nn.Module) -> list[DistributedDataParallel | FSDPModule]:
@@ -61,4 +62,4 @@ def _replicas(module: nn.Module) -> list[DistributedDataParallel | FSDPModule]:
 
 
 def _silent(module: DistributedDataParallel | FSDPModule) -> AbstractContextManager[None]:
-    return module.no_sync() if isinstance(module, DistributedDataParallel) else module.accumulating()
+    return module.no_sync() if isinstance(module, DistributedDataParallel) else accumulating(module)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.nn.modules.batchnorm import _NormBase
 
 from minifsdp import comm, device
 from minifsdp.comm import Label
@@ -23,6 +22,10 @@ from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, left, local
 from minifsdp.tensor_parallel.layouts import Layout, from_front
 from minifsdp.tensor_parallel.parameters import Ranks, local_part, placed
 
+_MIXING = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm),
+)
 _SUMMANDS = Label("gradients of sequence-parallel layers")
 
 
@@ -45,7 +48,7 @@ class SequenceParallel(LayerStyle):
             raise TypeError(f"sequence_dim = {self.sequence_dim!r}: give the number of a dimension")
 
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
-        if isinstance(module, (_NormBase, nn.GroupNorm)):
+        if isinstance(module, _MIXING):
             raise ValueError(_mixes(module))
         return _replicated(module)
 

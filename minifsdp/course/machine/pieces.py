@@ -70,7 +70,7 @@ class Product:
         return compute + others * max(compute, message)
 
     def spans(self, name: str, hardware: Hardware, *, pieces: bool, reduces: bool) -> list[Span]:
-        """When products and messages begin, and how long they take; the message comes last if the layer reduces."""
+        """Begin and length of products and messages; the message comes last if the layer reduces."""
         parts, others = (self.ranks, self.ranks - 1) if pieces else (1, 1)
         compute, message = self.compute(hardware, parts), self.message(hardware, others)
         turn = max(compute, message)  # of a product and a message at the same time
