@@ -59,21 +59,18 @@ def by_number(costs, ranks):
 
 def until_average(costs, ranks):
     """Stages that are closed as soon as they have reached the average; the last one has the rest."""
-    counts, filled = [], 0.0
-    for cost in costs:
-        if not counts or (filled >= sum(costs) / ranks and len(counts) < ranks):
-            counts.append(0)
-            filled = 0.0
-        counts[-1] += 1
-        filled += cost
-    return counts
+    return filled_in_turn(costs, ranks, lambda filled, cost: filled >= sum(costs) / ranks)
 
 
 def within_average(costs, ranks):
     """Stages that are closed before they pass the average; the last one has the rest."""
+    return filled_in_turn(costs, ranks, lambda filled, cost: filled + cost > sum(costs) / ranks)
+
+
+def filled_in_turn(costs, ranks, is_full):
     counts, filled = [0], 0.0
     for cost in costs:
-        if counts[-1] and filled + cost > sum(costs) / ranks and len(counts) < ranks:
+        if counts[-1] and is_full(filled, cost) and len(counts) < ranks:
             counts.append(0)
             filled = 0.0
         counts[-1] += 1
@@ -152,7 +149,7 @@ def made_everywhere(found, slips):
 
 
 def placing_slips(costs, ranks, got):
-    """What mistakes give. The first three are of a right placement, of which there may be several."""
+    """The results of mistakes. The first three start from a right placement; there may be several right ones."""
     layers = len(costs)
     undone = {
         "these are the ranks' first layers, not how many they have": [
@@ -504,7 +501,7 @@ DEADLOCKS = {
 
 
 def observe_deadlock(answer, plan):
-    """What the answer raises, or says; and the likely slip."""
+    """How the answer reports a deadlock, and the likely slip."""
     slip = "if a whole round over the ranks moves none of them, nothing will: raise RuntimeError"
     try:
         found = answer(plan, {"F": 1.0, "B": 2.0})
@@ -604,7 +601,7 @@ def explains(rule, got, plan, seconds):
 
 
 def begins(action, got, plan, seconds):
-    """What is wrong with an action's end by the answer's own ends of what it waits for."""
+    """Explain a wrong end of an action from the answer's own ends of the actions before it."""
     before = befores(plan)
     waits = inputs_of(action, last_stage(plan)) + ([before[action]] if action in before else [])
     if not all(type(got[each]) in (int, float) for each in (action, *waits)):
@@ -685,7 +682,7 @@ def check_linear_later(answer, variant):
 
 
 def check_backward(got, wanted, parameters, later):
-    """What backward has computed, and left."""
+    """The gradients that backward has computed, and the functions that it has put off."""
     if None in later:
         raise AnswerError("`later` has None\nlikely slip: append the function, not what it returns")
     w, b = parameters
@@ -699,13 +696,13 @@ def check_backward(got, wanted, parameters, later):
 
 
 def gradients_of(x, gradient):
-    """Those of weight and bias."""
+    """The gradients of weight and bias."""
     rows = gradient.flatten(0, -2)
     return rows.T @ x.flatten(0, -2), rows.sum(0)
 
 
 def check_later(calls, parameters, wanted, product):
-    """What the function that was put off computes, once."""
+    """The gradients that the postponed function computes, called once."""
     w, b = parameters
     with FlopCounterMode(display=False) as counter:
         try:

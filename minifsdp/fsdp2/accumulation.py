@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from minifsdp.fsdp.unit import reducing
 from minifsdp.fsdp2.hooks import state_of
 from minifsdp.fsdp2.module import FSDPModule
 
@@ -13,9 +14,8 @@ from minifsdp.fsdp2.module import FSDPModule
 def accumulating(module: FSDPModule) -> Iterator[None]:
     """Inside, no gradient is reduced, and parameters stay whole after backward; then everything is set as before."""
     names = "reduces", "all_reduces", "reshard_after_backward"
-    units = [state.unit for state in state_of(module).tree() if state.unit is not None]
-    before = [(unit, {name: getattr(unit, name) for name in names}) for unit in units]
-    for unit in units:
+    before = [(unit, {name: getattr(unit, name) for name in names}) for unit in module._units(True)]
+    for unit, _ in before:
         vars(unit).update(dict.fromkeys(names, False))
     try:
         yield
@@ -26,4 +26,12 @@ def accumulating(module: FSDPModule) -> Iterator[None]:
 
 def drop_accumulated(module: FSDPModule) -> None:
     """Forget what earlier backwards have left unsharded, even one that has raised; without communication."""
-    state_of(module).drop_accumulated()
+    engine = state_of(module).engine
+    if engine is None:
+        return
+    if engine.backward_runs:
+        with reducing(engine.passes, False):
+            engine._end_backward()
+    for unit in module._units(True):
+        unit.gradients.held.clear()
+        engine.schedule.free(unit)

@@ -18,7 +18,7 @@ from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.schedules.overlap import OverlapSchedule
 from minifsdp.fsdp.schedules.sync import SyncSchedule
 from minifsdp.fsdp.torch_api.mixed_precision import cast_inputs
-from minifsdp.fsdp.unit import SHARDED, Unit, reducing
+from minifsdp.fsdp.unit import SHARDED, Unit
 from minifsdp.fsdp2.held import Held, Recorded
 from minifsdp.fsdp2.prefetch import ListedHost, ListedPrefetch, Lists
 from minifsdp.fsdp2.unit import ParamUnit
@@ -153,18 +153,6 @@ class State:
             for unit_pass in self.engine.passes.values():
                 unit_pass.owes = bool(unit_pass.trained)  # another rank may have gradients that this one lacks
             self.engine._end_backward()
-
-    def drop_accumulated(self) -> None:
-        """End a backward that has raised, without reductions, and drop all unsharded gradients."""
-        if self.engine is None:
-            return
-        if self.engine.backward_runs:
-            with reducing(self.engine.passes, False):
-                self.engine._end_backward()
-        for state in self.tree():
-            if state.unit is not None:
-                state.unit.gradients.held.clear()
-                self.engine.schedule.free(state.unit)
 
     # Hooks
 

@@ -50,8 +50,6 @@ def split_args_kwargs_into_chunks(
     Raises:
         ValueError: a tensor is shorter than `chunks`; or specs do not fit the arguments.
     """
-    if not (args or kwargs or args_chunk_spec or kwargs_chunk_spec):
-        return [()] * chunks, [{} for _ in range(chunks)]
     kwargs = kwargs or {}
     args_chunk_spec = tuple(_default(arg) for arg in args) if args_chunk_spec is None else args_chunk_spec
     kwargs_chunk_spec = {k: _default(v) for k, v in kwargs.items()} if kwargs_chunk_spec is None else kwargs_chunk_spec

@@ -45,10 +45,10 @@ class RowwiseParallel(LayerStyle):
             return {name: Shard(1) if name == "weight" else Replicate() for name, _ in module.named_parameters()}
         if not isinstance(module, nn.Embedding):
             raise TypeError(f"RowwiseParallel is for nn.Linear and nn.Embedding, not {type(module).__name__}")
-        _check_looks_up(module)
         if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
             options = "max_norm, sparse gradients or scale_grad_by_freq"
             raise ValueError(f"RowwiseParallel cannot cut an nn.Embedding with {options}: unset them")
+        _check_looks_up(module)
         return {"weight": Shard(0)}
 
     def run(self, module: Any, x: Tensor, ranks: Ranks) -> Run:

@@ -4,61 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import wraps
 from typing import Any
-from unittest.mock import patch
 
 import cloudpickle
 import pytest
 import torch.distributed as dist
 from beside_torch import batch, gpt, ours, shard_blocks, theirs
 from torch.distributed.device_mesh import init_device_mesh
+from torchs_calls import GATHER, REDUCTION, torchs_calls
 
 from minifsdp.course.launch import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-NAMES = [  # of everything that sends; two have another name as well, from torch 2.12 on
-    name
-    for name in dir(dist)
-    if name.startswith(
-        ("all_", "reduce", "broadcast", "gather", "scatter", "isend", "irecv", "send", "recv", "barrier")
-    )
-    and callable(getattr(dist, name))
-]
-SAME = {  # their newer names
-    "all_gather_single": "all_gather_into_tensor",
-    "reduce_scatter_single": "reduce_scatter_tensor",
-}
-GATHER, REDUCTION = "all_gather_into_tensor", "reduce_scatter_tensor"
-
-
-@contextmanager
-def counted() -> Iterator[Counter[str]]:
-    """Calls by name; one that torch makes inside another does not count."""
-    found: Counter[str] = Counter()
-    inside = [False]
-
-    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if inside[0]:
-                return function(*args, **kwargs)
-            found[SAME.get(name, name)] += 1
-            inside[0] = True
-            try:
-                return function(*args, **kwargs)
-            finally:
-                inside[0] = False
-
-        return call
-
-    with ExitStack() as stack:
-        for name in NAMES:
-            stack.enter_context(patch.object(dist, name, counting(name, getattr(dist, name))))
-        yield found
 
 
 def in_a_step(lib: Any, frozen: tuple[str, ...] = (), replicas: int = 0, **options: Any) -> Counter[str]:
@@ -71,9 +28,9 @@ def in_a_step(lib: Any, frozen: tuple[str, ...] = (), replicas: int = 0, **optio
         options["mesh"] = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
     model = shard_blocks(lib, model, **options)
     model(*batch(0)).backward()
-    with counted() as found:
+    with torchs_calls() as calls:
         model(*batch(1)).backward()
-    return found
+    return Counter(name for name, _ in calls)
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {  # three blocks and the root

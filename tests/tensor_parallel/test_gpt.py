@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
+from torchs_calls import GATHER, REDUCTION, torchs_calls
 
 from minifsdp import comm
 from minifsdp.course.ladder.model import GPT, Block
@@ -186,10 +185,6 @@ def an_error_in_forward_leaves_the_model_as_it_was(sequence: bool) -> None:
     assert first == parallelize_gpt(gpt(), init_device_mesh("cpu", (2,)), sequence)(*batch(0)).item()
 
 
-REDUCE = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
-GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-
-
 @check(ranks=(2, 4), sequence=(False, True))
 def torchs_own_functions_are_called_as_often(sequence: bool) -> None:
     """Collectives native, by wrapping torch.distributed: what a block calls in forward and in backward."""
@@ -207,28 +202,8 @@ def torchs_own_functions_are_called_as_often(sequence: bool) -> None:
     with patch("minifsdp.gloo.wanted", lambda: "native"):
         pairs = zip(called(2), called(1), strict=True)
         of_a_block = [two - one for two, one in pairs]
-    expected = {(GATHER, size): 2, (REDUCE, size): 2} if sequence else {("all_reduce", size): 2}
+    expected = {(GATHER, size): 2, (REDUCTION, size): 2} if sequence else {("all_reduce", size): 2}
     assert of_a_block == [expected, expected]
-
-
-@contextmanager
-def torchs_calls() -> Iterator[list[tuple[str, int]]]:
-    """The functions of torch.distributed that are called inside, each with the bytes of its largest tensor."""
-    calls: list[tuple[str, int]] = []
-
-    def wrapped(name: str) -> Any:
-        original = getattr(dist, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            calls.append((name, max(t.nbytes for t in [*args, *kwargs.values()] if isinstance(t, torch.Tensor))))
-            return original(*args, **kwargs)
-
-        return patch.object(dist, name, call)
-
-    with ExitStack() as stack:
-        for name in ("all_reduce", GATHER, REDUCE, "broadcast", "isend", "irecv", "send", "recv", "all_to_all_single"):
-            stack.enter_context(wrapped(name))
-        yield calls
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

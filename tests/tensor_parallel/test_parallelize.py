@@ -336,6 +336,16 @@ def what_it_does_not_take_is_refused_in_a_line(case: tuple[Any, type[Exception],
     assert "\n" not in str(caught.value)
 
 
+@check(ranks=2)
+def a_refused_embedding_is_as_it_was() -> None:
+    """A lookup with max_norm, even a trial one, scales rows of the weight."""
+    module = nn.Embedding(4, 4, max_norm=0.1)
+    before = module.weight.detach().clone()
+    with pytest.raises(ValueError, match="max_norm"):
+        rows(module)()
+    assert torch.equal(module.weight, before)
+
+
 @pytest.mark.parametrize(("ranks", "name"), check.params)
 def test_on_ranks(ranks: int, name: str) -> None:
     check.assert_passed(ranks, name)

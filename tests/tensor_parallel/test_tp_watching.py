@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -115,19 +116,26 @@ def summands_under_fsdp2_are_summed_by_comm() -> None:
     assert units == {"blocks.0 (Block)": 4, "blocks.1 (Block)": 4, "root (GPT)": 3}
 
 
+def held_after_a_step(ledger: Ledger, model: Any, then: Callable[[], None] = lambda: None) -> tuple[Any, int]:
+    """Bytes by tag after the optimizer's second step, and the peak of unsharded ones in it; `then` follows backward."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    ledger.watch(model, optimizer)
+    for _ in range(2):
+        ledger.reset_peaks()
+        model(TOKENS, TOKENS).backward()
+        then()
+        optimizer.step()
+        held, unsharded = ledger.live(), ledger.peak_of("unsharded")
+        optimizer.zero_grad()
+    return held, unsharded
+
+
 @check(ranks=4)
 def a_description_has_the_parts_bytes() -> None:
     with Ledger() as ledger:
         model = cut_and_sharded()
         described = describe(model)
-        optimizer = torch.optim.AdamW(model.parameters())
-        ledger.watch(model, optimizer)
-        for _ in range(2):
-            ledger.reset_peaks()
-            model(TOKENS, TOKENS).backward()
-            optimizer.step()
-            held, unsharded = ledger.live(), ledger.peak_of("unsharded")
-            optimizer.zero_grad()
+        held, unsharded = held_after_a_step(ledger, model)
     predicted = described.predicted
     assert described.ranks == 2
     assert [row.name for row in described.rows] == ["root (GPT)", "blocks.0 (Block)", "blocks.1 (Block)"]
@@ -143,15 +151,7 @@ def a_description_of_layers_has_the_parts_bytes(options: dict[str, bool]) -> Non
         model = cut(**options)
         model.blocks[0].up.weight.requires_grad_(False)
         described = describe(model)
-        optimizer = torch.optim.AdamW(model.parameters())
-        ledger.watch(model, optimizer)
-        for _ in range(2):
-            ledger.reset_peaks()
-            model(TOKENS, TOKENS).backward()
-            sum_gradients(model.parameters())
-            optimizer.step()
-            held = ledger.live()
-            optimizer.zero_grad()
+        held, _ = held_after_a_step(ledger, model, lambda: sum_gradients(model.parameters()))
     predicted, ranks = described.predicted, dist.get_world_size()
     assert described.ranks == ranks
     for tag in ("parameters", "gradients", "optimizer"):

@@ -11,7 +11,7 @@ the order of forward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -28,6 +28,10 @@ class OptimizerState:
 
     def bytes(self, numels: Sequence[int]) -> int:
         return sum(self.per_element * numel + self.per_tensor for numel in numels)
+
+    def of_sizes(self, sizes: Iterable[int]) -> int:
+        """As `bytes`, for parameters of so many bytes each; their states have their dtype."""
+        return sum(self.per_element * size // 4 + self.per_tensor for size in sizes)
 
 
 SGD, MOMENTUM, ADAM, AMSGRAD = OptimizerState(0, 0), OptimizerState(4, 0), OptimizerState(8, 4), OptimizerState(12, 4)

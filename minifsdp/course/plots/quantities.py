@@ -116,18 +116,7 @@ def lines(
             drawn = "steps-post" if name in stairs else "default"
             ys = [y if y > 0 or not logy else nan for y in ys]  # a logarithmic line is interrupted at a zero
             axes.plot(xs, ys, color=colours[name], label=name, clip_on=False, drawstyle=drawn, **dots)
-        unnamed = [name for name in expected if name in series]  # these share one legend entry
-        apart = [name for name in expected if name not in series]
-        measured = {x for xs, _ in series.values() for x in xs}
-        for name, (xs, ys) in expected.items():
-            level = name not in series and len(set(ys)) == 1
-            beyond = min(xs) < min(measured) or max(xs) > max(measured)
-            dashes: Any = (0, (4, 3)) if level or beyond or len(xs) > _FEW else ""
-            shape = _MARKERS[apart.index(name) % len(_MARKERS)] if name in apart else _MARKERS[0]
-            hollow: Any = {"marker": "" if level or len(xs) > _FEW else shape, "markersize": 7.5, "fillstyle": "none"}
-            line: Any = {"color": colours.get(name, "black"), "linewidth": 0.9, "linestyle": dashes}
-            label = name if name not in series else source if name == unnamed[0] else ""
-            axes.plot(xs, ys, label=label, clip_on=False, markeredgecolor="black", **line, **hollow)
+        _plot_expected(axes, expected, series, colours, source)
         axes.set(xlabel=xlabel, ylabel=textwrap.fill(ylabel, 38))
         _scale(axes, sorted({x for xs, _ in (*series.values(), *expected.values()) for x in xs}), logx, logy)
         legend_beside(axes, axes.get_legend_handles_labels()[0])
@@ -135,6 +124,23 @@ def lines(
     wanted = {name: {"x": list(xs), "y": list(ys)} for name, (xs, ys) in expected.items()}
     kind = "measured" if model is None else "model"
     return Picture(figure, title, says, given(**{kind: points}, expected=wanted))
+
+
+def _plot_expected(
+    axes: Axes, expected: Mapping[str, Points], series: Mapping[str, Points], colours: Mapping[str, str], source: str
+) -> None:
+    unnamed = [name for name in expected if name in series]  # these share one legend entry
+    shapes = dict(zip((name for name in expected if name not in series), cycle(_MARKERS), strict=False))
+    measured = {x for xs, _ in series.values() for x in xs}
+    for name, (xs, ys) in expected.items():
+        level = name not in series and len(set(ys)) == 1
+        beyond = min(xs) < min(measured) or max(xs) > max(measured)
+        dashes: Any = (0, (4, 3)) if level or beyond or len(xs) > _FEW else ""
+        shape = "" if level or len(xs) > _FEW else shapes.get(name, _MARKERS[0])
+        hollow: Any = {"marker": shape, "markersize": 7.5, "fillstyle": "none"}
+        line: Any = {"color": colours.get(name, "black"), "linewidth": 0.9, "linestyle": dashes}
+        label = name if name not in series else source if name == unnamed[0] else ""
+        axes.plot(xs, ys, label=label, clip_on=False, markeredgecolor="black", **line, **hollow)
 
 
 def versus(results: Mapping[str, Versus], *, title: str, says: str, lab: str | None = None) -> Picture:

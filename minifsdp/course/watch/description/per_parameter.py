@@ -49,12 +49,10 @@ def describe_per_parameter(model: nn.Module, optimizer: OptimizerState) -> Descr
 
 def _row(name: str, state: State, model: State, optimizer: OptimizerState) -> UnitRow:
     unit = _unit(state)
-    trained = [p for p in unit.shards if p.requires_grad]
     local = [local_of(p).numel() for p in unit.shards]
     numels = [prod(cut.shape) for cut in unit.cuts]
     buffers, (kept, computed, reduced) = _buffers(unit), _dtypes(unit)
     shares = [n * p.element_size() for n, p in zip(local, unit.shards, strict=True)]
-    states = [n * optimizer.per_element // 4 for n, p in zip(shares, unit.shards, strict=True) if p.requires_grad]
     return UnitRow(
         name=f"{name} ({unit.name})",
         strategy=_strategy(state, model),
@@ -65,7 +63,7 @@ def _row(name: str, state: State, model: State, optimizer: OptimizerState) -> Un
         whole=buffers.whole,
         rank=sum(shares),
         gradient=Gradient(buffers.packed, buffers.reducing, buffers.mean),
-        optimizer=sum(states) + len(trained) * optimizer.per_tensor,
+        optimizer=optimizer.of_sizes(n for n, p in zip(shares, unit.shards, strict=True) if p.requires_grad),
         dtypes=(dtype_name(kept), dtype_name(computed), dtype_name(reduced)),
         resharded=_is_resharded(state, model),
         offloaded=unit.plan.offload,

@@ -35,7 +35,6 @@ def _row(name: str, own: dict[str, nn.Parameter], optimizer: OptimizerState) -> 
     parts = [local_of(p.detach()) for p in own.values()]
     trained = [part for part, p in zip(parts, own.values(), strict=True) if p.requires_grad]
     gradient = sum(part.nbytes for part in trained)
-    states = sum(part.nbytes * optimizer.per_element // 4 for part in trained) + len(trained) * optimizer.per_tensor
     dtype = dtype_name(parts[0].dtype)
     return UnitRow(
         name=name,
@@ -47,7 +46,7 @@ def _row(name: str, own: dict[str, nn.Parameter], optimizer: OptimizerState) -> 
         whole=sum(p.nbytes for p in own.values()),
         rank=sum(part.nbytes for part in parts),
         gradient=Gradient(gradient, 0, gradient),
-        optimizer=states,
+        optimizer=optimizer.of_sizes(part.nbytes for part in trained),
         dtypes=(dtype, dtype, dtype),
         resharded=False,
         offloaded=False,
