@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from minifsdp.tensor_parallel.layouts import Layout, are_equal, from_front, move
+from minifsdp.tensor_parallel.layouts import Layout, Move, are_equal, from_front, move, newly_sharded
 from minifsdp.tensor_parallel.parameters import Ranks, distribute, local_part, local_parts, placed
 
 Run: TypeAlias = Generator[tuple[Tensor, dict[str, Any]], Tensor, Tensor]
@@ -123,11 +123,14 @@ def _end(module: nn.Module, args: Any, output: Any) -> Any:
     raise RuntimeError(f"a run on {type(module).__name__} yields more than once")
 
 
-def local_parameters(module: nn.Module, gradient: Layout | None = None) -> dict[str, Any]:
+def local_parameters(
+    module: nn.Module, gradient: Layout | None = None, moves: Mapping[str, Move] | None = None
+) -> dict[str, Any]:
     """This rank's parts of the module's parameters.
 
     Args:
         gradient: the layout of all their gradients; None: each gradient has the layout of its parameter.
+        moves: of parts, by name; None: none.
 
     Raises:
         TypeError: a parameter has been replaced by a plain tensor, whose layout is unknown.
@@ -138,7 +141,7 @@ def local_parameters(module: nn.Module, gradient: Layout | None = None) -> dict[
         if not isinstance(p, DTensor):
             kind = type(module).__name__
             raise TypeError(f"{name} of a parallel {kind} is a plain tensor: make it a DTensor by distribute_tensor")
-    parts = local_parts(list(there.values()), gradient)
+    parts = local_parts(list(there.values()), gradient, None if moves is None else [moves.get(name) for name in there])
     return {**parameters, **dict(zip(there, parts, strict=True))}
 
 
@@ -183,15 +186,10 @@ def left(
     shape = y.shape if shape is None else shape
     if not local:
         return placed(y, source, target, ranks, shape)
-    source, target = from_front(source, y.ndim), from_front(target, y.ndim)
-    if (
-        target.is_shard()
-        and not are_equal(target, source)
-        and target.dim < y.ndim - 1
-        and shape[target.dim] % ranks.group.size()
-    ):
+    cut = newly_sharded(source, target, y.ndim)
+    if cut is not None and cut < y.ndim - 1 and shape[cut] % ranks.group.size():
         raise ValueError(
-            f"dimension {target.dim} of {list(shape)} has no equal parts on {ranks.group.size()} ranks: pad it, or set "
+            f"dimension {cut} of {list(shape)} has no equal parts on {ranks.group.size()} ranks: pad it, or set "
             "use_local_output=False"
         )
     size = shape[source.dim] if source.is_shard() else None

@@ -34,6 +34,8 @@ from minifsdp.comm import Group, Label
 
 Layout: TypeAlias = Any
 """`Replicate()`, `Shard(dim)` or `Partial()`: torch's placement on one dimension of a mesh."""
+Move: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""The arguments of `relaid` for a value in forward, and those for its gradient in backward."""
 
 
 def f(x: Tensor, group: Group) -> Tensor:
@@ -74,22 +76,21 @@ def move(
         return x
     (source, target), (gradient, wanted) = way
     whole = x.shape[gradient.dim] if gradient.is_shard() and not source.is_shard(gradient.dim) else size
-    return _moved(x, (source, target, group, size, label), (gradient, wanted, group, whole, label))
+    return moved(x, (source, target, group, size, label), (gradient, wanted, group, whole, label))
 
 
 @cache
 def _way(source: Layout, target: Layout, gradient: Layout | None, ndim: int) -> Any:
     """Layouts of a move and of its backward, counted from the front; None: there is nothing to do."""
     source, target = from_front(source, ndim), from_front(target, ndim)
-    gradient = of_gradient(target) if gradient is None else gradient
-    if source == target and gradient == of_gradient(source):
-        return None
-    return (source, target), (gradient, of_gradient(source))
+    gradient = from_front(of_gradient(target) if gradient is None else gradient, ndim)
+    back = from_front(of_gradient(source), ndim)
+    return None if source == target and gradient == back else ((source, target), (gradient, back))
 
 
 @cache
 def from_front(layout: Layout, ndim: int) -> Layout:
-    """The layout with its dimension counted from the front.
+    """The layout with its dimension counted from the front; the same object for equal arguments.
 
     Raises:
         ValueError: the tensor lacks that dimension.
@@ -101,10 +102,21 @@ def from_front(layout: Layout, ndim: int) -> Layout:
     return Shard(layout.dim + ndim) if layout.dim < 0 else layout
 
 
-@cache
 def are_equal(one: Layout, other: Layout) -> bool:
     """`one == other`; torch takes five microseconds to find that two layouts are not of one kind."""
+    return one is other or _have_equal_fields(one, other)
+
+
+@cache
+def _have_equal_fields(one: Layout, other: Layout) -> bool:
     return bool(one == other)
+
+
+@cache
+def newly_sharded(source: Layout, target: Layout, ndim: int) -> int | None:
+    """The dimension, from the front, that `target` shards and `source` does not; None: there is none."""
+    target = from_front(target, ndim)
+    return target.dim if target.is_shard() and target != from_front(source, ndim) else None
 
 
 def layout_of(x: Any) -> Layout:
@@ -117,7 +129,8 @@ def layout_of(x: Any) -> Layout:
     layout, *others = x.placements
     if others:
         raise ValueError(f"a DTensor on {x.device_mesh}: a layer takes one on its tensor-parallel ranks only")
-    check_layouts(x=layout)
+    if not _is_known(layout):
+        check_layouts(x=layout)
     return layout
 
 
@@ -144,11 +157,12 @@ def of_gradient(layout: Layout) -> Layout:
     return Replicate() if layout.is_partial() else layout
 
 
-def _moved(x: Tensor, there: tuple[Any, ...], back: tuple[Any, ...]) -> Tensor:
+def moved(x: Tensor, there: tuple[Any, ...], back: tuple[Any, ...]) -> Tensor:
+    """`x`, moved by `relaid` with the arguments `there`, and its gradient with those of `back`."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return relaid(x, *there)
-    moved: Tensor = _Move.apply(x, there, back)  # type: ignore[no-untyped-call]
-    return moved
+    result: Tensor = _Move.apply(x, there, back)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _Move(torch.autograd.Function):
@@ -157,12 +171,12 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: tuple[Any, ...], back: tuple[Any, ...]) -> Tensor:
         ctx.there, ctx.back = there, back
-        moved = relaid(x, *there)
-        return moved.view_as(moved) if moved is x else moved
+        result = relaid(x, *there)
+        return x.view_as(x) if result is x else result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _moved(gradient, ctx.back, ctx.there), None, None
+        return moved(gradient, ctx.back, ctx.there), None, None
 
 
 def relaid(
@@ -198,7 +212,9 @@ def all_gathered(x: Tensor, dim: int, group: Group, size: int | None = None, lab
     first = _padded(first, rows)
     whole = first.new_empty(group.size() * rows, *first.shape[1:])
     comm.all_gather(whole.view(-1), first.view(-1), group, label).wait()
-    return (whole if size is None else whole[:size]).transpose(0, dim).contiguous()
+    if size not in (None, whole.shape[0]):
+        whole = whole[:size]
+    return whole.transpose(0, dim).contiguous()
 
 
 def reduce_scattered(x: Tensor, dim: int, group: Group, label: Label | None = None) -> Tensor:

@@ -8,6 +8,7 @@ advance, so they compute with local parts and name the layout of each gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -22,10 +23,12 @@ from minifsdp.comm import Group, Label
 from minifsdp.process_groups import mesh_group
 from minifsdp.tensor_parallel.layouts import (
     Layout,
+    Move,
     are_equal,
     from_front,
     layout_of,
     move,
+    moved,
     of_gradient,
     part_of,
     relaid,
@@ -104,48 +107,59 @@ def local_part(t: Tensor, gradient: Layout | None = None) -> Tensor:
     return local_parts([t], gradient)[0]
 
 
-def local_parts(tensors: Sequence[Any], gradient: Layout | None = None) -> Sequence[Tensor]:
+def local_parts(
+    tensors: Sequence[Any], gradient: Layout | None = None, moves: Sequence[Move | None] | None = None
+) -> Sequence[Tensor]:
     """This rank's parts of DTensors, as inputs of a computation; plain tensors are returned unchanged.
 
     Args:
         gradient: the layout of the gradients; None: each gradient has the layout of its tensor.
+        moves: of each DTensor's part, in forward and backward; None: none.
     """
+    moves = [None] * len(tensors) if moves is None else moves
     is_trained = [isinstance(t, DTensor) and t.requires_grad for t in tensors] if torch.is_grad_enabled() else []
     if not any(is_trained):
-        return [private.local_of(t) if isinstance(t, DTensor) else t for t in tensors]
-    trained = [t for t, each in zip(tensors, is_trained, strict=True) if each]
+        return [_part(t, move) for t, move in zip(tensors, moves, strict=True)]
+    trained = list(compress(tensors, is_trained))
     specs = [_spec(t, gradient) for t in trained]
-    parts: Sequence[Tensor] = _LocalParts.apply(specs, *trained)  # type: ignore[no-untyped-call]
+    parts: Sequence[Tensor] = _LocalParts.apply(specs, list(compress(moves, is_trained)), *trained)  # type: ignore[no-untyped-call]
     if len(trained) == len(tensors):
         return parts
     left = iter(parts)
-    others = (private.local_of(t) if isinstance(t, DTensor) else t for t in tensors)
+    others = (_part(t, move) for t, move in zip(tensors, moves, strict=True))
     return [next(left) if each else other for each, other in zip(is_trained, others, strict=True)]
+
+
+def _part(t: Any, move: Move | None) -> Tensor:
+    part: Tensor = private.local_of(t) if isinstance(t, DTensor) else t
+    return part if move is None else relaid(part, *move[0])
 
 
 def _spec(t: Any, layout: Layout | None) -> Any:
     """The spec of the gradient of a DTensor."""
     spec = private.spec_of(t)
-    layout = of_gradient(spec.placements[0]) if layout is None else layout
-    return spec if are_equal(layout, spec.placements[0]) else private.spec(spec.mesh, layout, spec.shape, t.dtype)
+    (own,) = spec.placements
+    layout = of_gradient(own) if layout is None else layout
+    return spec if are_equal(layout, own) else private.spec(spec.mesh, layout, spec.shape, t.dtype)
 
 
 class _LocalParts(torch.autograd.Function):
     """Takes several tensors at once, because calling an autograd function costs more than the work done here."""
 
     @staticmethod
-    def forward(ctx: Any, specs: Sequence[Any], *tensors: Any) -> tuple[Tensor, ...]:
-        ctx.specs = specs
+    def forward(ctx: Any, specs: Sequence[Any], moves: Sequence[Move | None], *tensors: Any) -> tuple[Tensor, ...]:
+        ctx.specs, ctx.moves = specs, moves
         ctx.set_materialize_grads(False)
-        return tuple(private.local_of(t).detach() for t in tensors)
+        return tuple(_part(t, move).detach() for t, move in zip(tensors, moves, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        made = (None if g is None else _as_dtensor(g, spec) for g, spec in zip(gradients, ctx.specs, strict=True))
-        return None, *made
+        arriving = zip(gradients, ctx.specs, ctx.moves, strict=True)
+        return None, None, *(None if g is None else _as_dtensor(g, spec, move) for g, spec, move in arriving)
 
 
-def _as_dtensor(gradient: Tensor, spec: Any) -> Any:
+def _as_dtensor(gradient: Tensor, spec: Any, move: Move | None) -> Any:
+    gradient = gradient if move is None else moved(gradient, move[1], move[0])
     if not gradient.requires_grad:
         return private.with_spec(gradient, spec)
     (layout,) = spec.placements  # backward of backward

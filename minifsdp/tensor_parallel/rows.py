@@ -16,7 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.overrides import TorchFunctionMode
 
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, check_plain, left, local_parameters
-from minifsdp.tensor_parallel.layouts import Layout, check_layouts, first_of, move
+from minifsdp.tensor_parallel.layouts import Layout, check_layouts, first_of
 from minifsdp.tensor_parallel.parameters import Ranks
 
 
@@ -86,11 +86,9 @@ def _check_looks_up(module: nn.Embedding) -> None:
 
 def _multiplied(style: RowwiseParallel, module: Any, x: Tensor, ranks: Ranks) -> Run:
     part = arrived(x, style.input_layouts, Shard(-1), ranks)
-    parameters = local_parameters(module)
-    if module.bias is not None:  # the first rank adds it to its partial sum; its gradient is whole on all ranks
-        bias = move(parameters["bias"], Replicate(), Partial(), ranks.group)
-        parameters = {**parameters, "bias": bias}
-    return (yield part, {"_parameters": parameters})
+    summand = (Replicate(), Partial(), ranks.group), (Replicate(), Replicate(), ranks.group)
+    # The first rank adds the bias to its partial sum; the gradient of the bias is whole on all ranks.
+    return (yield part, {"_parameters": local_parameters(module, moves={"bias": summand})})
 
 
 def _looked_up(style: RowwiseParallel, module: Any, x: Tensor, ranks: Ranks) -> Run:
