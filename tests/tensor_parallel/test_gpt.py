@@ -94,10 +94,10 @@ def it_trains_with_the_memory_ledger_and_clipping(options: dict[str, bool]) -> N
         assert_trains_as_one_process(model, alone, 1, 0, steps=2, clip=0.1)
 
 
-@check(ranks=4, options=OPTIONS, tied=(False, True))
+@check(ranks=(4, 6, 8), options=OPTIONS, tied=(False, True))
 def it_trains_with_fsdp2_outside(options: dict[str, bool], tied: bool) -> None:
-    """[dp, tp]: both cut dimension 0 of most; clipping goes over both."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    """[dp, tp], tp = 2, 3, 4: both cut dimension 0 of most; clipping goes over both."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
     alone = gpt(tied=tied)
     model = parallelize_gpt(copy.deepcopy(alone), mesh["tp"], **options)
     for block in model.blocks:
