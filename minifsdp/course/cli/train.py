@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import Progress
 
 from minifsdp.course.cli.common import (
     DeviceOption,
@@ -42,6 +43,26 @@ def _cure(folder: Path | None, how: str) -> str:
         if whole := latest(folder):
             return f"; {how} from {whole.name}"
     return f"; {folder} contains no checkpoint"
+
+
+@contextmanager
+def _failures(settings: Settings, bar: Progress) -> Iterator[None]:
+    """Ends a run that has failed with one line, and an exit code."""
+    folder = settings.checkpoint
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail(f"interrupted{_cure(folder, '--resume continues')}", code=130)
+    except RankError as error:
+        which = ", which is --time-limit" if f"within {settings.time_limit:g} s" in str(error) else ""
+        fail_of_ranks(error, f"{which}{_cure(folder, '--resume continues')}")
+    except CheckpointError as error:  # it has a cure of its own
+        fail(str(error), code=1)
+    except UndeliveredError as error:
+        from minifsdp.course.train.report import summary
+
+        bar.stop()
+        fail_of_results(error, summary, _cure(folder, "--resume with another --out writes them again"))
 
 
 def _choices(known: Iterable[str]) -> str:
@@ -130,7 +151,7 @@ def train(
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
     tell(plan.world)
-    with cleaning_up(), progress_bar(shown=is_first()) as bar:
+    with cleaning_up(), progress_bar(shown=is_first()) as bar, _failures(settings, bar):
         task = bar.add_task("starting", total=steps, completed=plan.step)
 
         def show(step: int, steps: int, loss: float) -> None:
@@ -138,18 +159,7 @@ def train(
             rate = "" if speed is None else f", {speed * batch * context:,.0f} tokens/s"
             bar.update(task, description=f"loss {loss:.4f}{rate}", completed=step)
 
-        try:
-            record = course.run(plan, show)
-        except KeyboardInterrupt:
-            fail(f"interrupted{_cure(checkpoint, '--resume continues')}", code=130)
-        except RankError as error:
-            which = ", which is --time-limit" if f"within {time_limit:g} s" in str(error) else ""
-            fail_of_ranks(error, f"{which}{_cure(checkpoint, '--resume continues')}")
-        except CheckpointError as error:  # it has a cure of its own
-            fail(str(error), code=1)
-        except UndeliveredError as error:
-            bar.stop()
-            fail_of_results(error, summary, _cure(checkpoint, "--resume with another --out writes them again"))
+        record = course.run(plan, show)
     if record is not None:
         new_console().print(summary(record))
         print(f"{out}: train.json and loss.png")
