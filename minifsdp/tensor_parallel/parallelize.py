@@ -141,4 +141,6 @@ def _check_tied(module: nn.Module, targets: list[Target]) -> None:
             continue
         for p in other.parameters(recurse=False):
             if p in cut:
-                raise ValueError(f"{name} and {cut[p]} share a parameter, and the plan names {cut[p]} only: name both")
+                kind, is_container = type(other).__name__, next(other.children(), None) is not None
+                cure = f"untie it, because a {kind} can have no style" if is_container else "name both"
+                raise ValueError(f"{name or kind} and {cut[p]} share a parameter, and the plan has only one: {cure}")

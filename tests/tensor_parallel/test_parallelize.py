@@ -264,6 +264,15 @@ class Wrapped(nn.Embedding):
         return super().forward(tokens % self.num_embeddings)
 
 
+class Head(nn.Module):
+    """Shares the bias of its layer, as BERT's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.bias = self.layer.bias
+
+
 def norm_of(module: nn.Module, *shape: int, **options: Any) -> Any:
     def run() -> None:
         parallelize_module(module, mesh(), SequenceParallel(**options))(torch.ones(*shape))
@@ -299,6 +308,7 @@ REFUSED = {
     "parts": (columns(nn.Linear(2, 4), parts=3), ValueError, "3 equal parts"),
     "fused": (by_name(nn.ModuleDict({"qkv": nn.Linear(2, 6)}), "qkv"), ValueError, "parts=3"),
     "tied": (by_name(Tied(), "head"), ValueError, "embed and head share"),
+    "tied to a container": (by_name(Head(), "layer"), ValueError, "Head and layer share .* untie it"),
     "own forward": (columns(Cosine(4, 4)), ValueError, "Cosine is an nn.Linear with its own forward"),
     "own forward, rows": (rows(Cosine(4, 4)), ValueError, "Cosine is an nn.Linear with its own forward"),
     "own tokens": (rows(Wrapped(4, 4)), ValueError, "Wrapped does not look up the tokens"),
