@@ -743,7 +743,7 @@ plots.device_memory(
 forward, backward = ([mark.host for mark in held.marks if mark.name == name][-1] for name in ("forward", "backward"))
 waiting = [(each.active - each.allocated) / GIB for each in held.memory if forward <= each.at < backward]
 one, two = (count * next(size for size in waiting if size > 0) for count in (1, 2))
-assert max(waiting) == two
+assert max(waiting) == two, "more than two freed units wait for their events"
 plots.lines(
     {"freed, waiting": (range(len(waiting)), waiting)},
     stairs=["freed, waiting"],
