@@ -80,7 +80,7 @@ def draw_traffic() -> Figure:
         axes.plot([even], [1], "o", color=colour, markersize=11)
         look = {"color": as_text(colour), "fontweight": "bold", "ha": "left"}
         say(axes, end + 600, end / even, f"h = {width:,}", **look)
-        say(axes, even + 600, 0.84, f"{even:,} tokens", **look)
+        say(axes, even + 600, 0.87, f"{even:,} tokens", **look)
     axes.axhline(1, color=STRATEGY_COLOURS["FSDP"], linestyle="--", zorder=0)
     say(axes, 10_500, 1.13, "FSDP", color=STRATEGY_COLOURS["FSDP"], fontweight="bold")
     axes.set(xlim=(0, 51_500), ylim=(0, 2.1), yticks=[0, 1, 2])
