@@ -549,12 +549,13 @@ print(f"activations after forward, 2 sequences: {kept:,} bytes, in float32 {kept
 
 p, g, o = expected.values()
 copy = 4 * PSI
+held, in_float32 = (sum(each["step"].values()) for each in (mixed, stages))
 plots.stages(
     mixed,
     predicted={"built": p, "optimizer made": p + copy, "backward": p + copy + g, "step": p + g + o, "zero_grad": p + o},
     earlier={"float32 throughout": {stage: sum(sizes.values()) for stage, sizes in stages.items()}},
-    title=f"After a step, mixed precision holds {sum(expected.values()) / PSI:.2f} bytes per element, and float32 "
-    f"{sum(stages['step'].values()) / PSI:.2f}",
+    title=f"After a step, mixed precision holds {held / 2**20:.2f} MiB and float32 {in_float32 / 2**20:.2f} MiB: "
+    f"{held / PSI:.2f} and {in_float32 / PSI:.2f} bytes per element",
     says="Bars: bfloat16 parameters with a float32 copy. Diamonds: predicted. Grey: totals in float32 throughout. "
     f"Activations shrink to half, from {kept_in_float32 / 2**20:.2f} to {kept / 2**20:.2f} MiB, but the copy exists "
     "from the start: the total after forward is no smaller, and the total after zero_grad is larger.",

@@ -202,6 +202,7 @@ plots.lines(
 # %% tags=["nbval-ignore-output"]
 from torch.profiler import record_function
 
+from minifsdp.course.plots.drawing import step_of
 from minifsdp.course.watch.timeline import read_trace
 from minifsdp.course.watch.trace import record_trace
 
@@ -244,7 +245,7 @@ def trace_gathers(link: EmulatedLink, widths: list[int]) -> dict[str, tuple[list
                         forward(name, buffers)
                 takes.append(read_trace(Path(folder, "trace.json")))
         alone = sum(link.latency + call.wire / link.bandwidth for call in calls)
-        found[name] = min(takes, key=travelling), alone
+        found[name] = min(takes, key=step_of), alone
     return found
 
 
@@ -263,10 +264,10 @@ many, uneven, one = (1e3 * seconds for seconds in took.values())
 assert one < uneven < many, "fewer messages took longer"
 plots.timeline(
     {name: spans for name, (spans, _) in found.items()},
-    title=f"Twelve messages take {many:.0f} ms, four take {uneven:.0f} ms, and one takes {one:.0f} ms",
+    title=f"Twelve messages are on the link for {many:.0f} ms, four for {uneven:.0f} ms, and one for {one:.0f} ms",
     says=f"4 ranks, a link of 10 ms and 20 MB/s. Each rank gathers {total / 2**10:.0f} KiB, in the middle row by "
-    "broadcasts, and then runs all layers; the fastest of three runs. Nothing computes during the transfers, so no "
-    "communication is under compute.",
+    "broadcasts, and then runs all layers, which its time above the lanes includes; the fastest of three runs. Nothing "
+    "computes during the transfers, so no communication is under compute.",
     lab="04",
 )
 
@@ -949,8 +950,9 @@ assert by_unit["peak"] <= total + 4 * largest, "beside the model there was more 
 plots.curve(
     by_unit["curve"],
     earlier={"as one unit": at_once["curve"]},
-    title=f"Sharding unit by unit peaks at {by_unit['peak'] / total:.2f} Ψ, sharding as one unit at "
-    f"{at_once['peak'] / total:.2f} Ψ",
+    title="Sharding unit by unit peaks at {}, as one unit at {}".format(
+        *(f"{each['peak'] / 2**10:.0f} KiB ({each['peak'] / total:.2f} Ψ)" for each in (by_unit, at_once))
+    ),
     says="One of 4 ranks flattens and shards the six layers. Dark: originals, then shards; light: the buffer. "
     "The stages are those of the three units; the grey curve is stretched to the same width.",
     lab="04",

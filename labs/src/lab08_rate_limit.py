@@ -733,8 +733,26 @@ assert held.retries == 0
 plots.device_memory(
     {"without a limit": yours, "your limit, k = 2": held},
     title=f"With a limit {held.peak('reserved') / GIB:.0f} GiB suffice, and the allocator never empties its cache",
-    says="Before a gather, the host waits for the older of two freed units: both wait for an event until then, and one "
-    "afterwards. The rest of what waits is gradients being reduced.",
+    says="Before a gather, the host waits for the older of two freed units; the next figure shows both. The rest of "
+    "what waits is gradients being reduced.",
+    lab="08",
+    model=A100.name,
+)
+
+# %%
+forward, backward = ([mark.host for mark in held.marks if mark.name == name][-1] for name in ("forward", "backward"))
+waiting = [(each.active - each.allocated) / GIB for each in held.memory if forward <= each.at < backward]
+one, two = (count * next(size for size in waiting if size > 0) for count in (1, 2))
+assert max(waiting) == two, "more than two freed units wait for their events"
+plots.lines(
+    {"freed, waiting": (range(len(waiting)), waiting)},
+    stairs=["freed, waiting"],
+    xlabel="allocations and frees of forward, in order",
+    ylabel="freed, waiting for an event, GiB",
+    title=f"In forward, two freed units wait for their events ({two:.1f} GiB) until the next gather, then one "
+    f"({one:.1f} GiB)",
+    says="The same step with your limit. At each gather, the host has just waited for the older of the two units, and "
+    "the gather takes its memory.",
     lab="08",
     model=A100.name,
 )
@@ -1173,7 +1191,7 @@ assert by_room[2.0] == 1
 plots.lines(
     {"T5-11B-like": (list(by_room), list(by_room.values()))},
     xlabel="device memory, multiples of the need with k = 2",
-    ylabel="step time, multiples of that with k = 2",
+    ylabel="step time, relative to k = 2",
     title=f"Without a limit, a step takes {by_room[T5.room]:.1f} times as long if memory is short, but not "
     "if it is ample",
     says="With k = 2, a step takes the same time everywhere. Mean of all steps except the first.",
@@ -1185,7 +1203,7 @@ plots.lines(
 # torch uses k = 2 ("empirically chosen", according to `_limiter_utils.py`), the smallest limit that lets a gather run
 # while another unit is being computed. torch does not adapt the limit to `num_alloc_retries`.
 #
-# ## Measured by the clock
+# ## Measured: the speed of a deep prefetch
 #
 # A laptop can measure a different effect: how a limit changes the speed of a deep prefetch. The next cell trains on 2
 # ranks over gloo and an emulated link (2 ms latency, 50 MB/s), always on the CPU, even if there are GPUs. The two

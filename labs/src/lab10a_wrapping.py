@@ -731,10 +731,11 @@ plots.curve(
     with_new_shards(built["meta"]["curve"]),
     earlier={"eager": built["eager"]["curve"]},
     predicted_peak=one,
-    title=f"Built on meta, a rank holds at most {built['meta']['peak'] / PSI:.2f} of the model; built eagerly, "
-    f"{built['eager']['peak'] / PSI:.2f}",
-    says="One of 2 ranks builds and shards the GPT, block by block, the root last. Dark: shards; light: the unit that "
-    "is being sharded. With more ranks, the shards shrink, and one unit remains.",
+    title="Built on meta, a rank peaks at {}, built eagerly at {}".format(
+        *(f"{built[how]['peak'] / 2**20:.2f} MiB ({built[how]['peak'] / PSI:.2f} Ψ)" for how in ("meta", "eager"))
+    ),
+    says="One of 2 ranks builds and shards the GPT (Ψ bytes), block by block, the root last. Dark: shards; light: the "
+    "unit that is being sharded. With more ranks, the shards shrink, and one unit remains.",
     lab="10a",
 )
 

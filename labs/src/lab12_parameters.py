@@ -861,8 +861,8 @@ plots.device_memory(
 # %%
 plots.timeline(
     {name: runs[name] for name in ("yours, held", "record_stream")},
-    title=f"Waits in the queue cost no time ({runs['yours, held'].seconds * 1e3:.1f} ms a step against "
-    f"{runs['record_stream'].seconds * 1e3:.1f}), and spread the gathers out",
+    title=f"Waits in the queue cost no time ({runs['yours, held'].seconds * 1e3:.0f} ms a step, "
+    f"{runs['record_stream'].seconds * 1e3:.0f} ms without), and spread the gathers out",
     says="One step. Yours: in forward, each gather waits on its stream until an earlier buffer has been read. With "
     "record_stream, nothing delays gathers: all of forward's run at once, each into memory of its own.",
     lab="12",

@@ -81,23 +81,24 @@ def lanes(row: Axes, spans: Sequence[Span], longest: float, inside: bool = False
         mine += [span for span in spans if span.lane == "wait" and lane == "host"]
         bars = [(span.start * 1e3, span.duration * 1e3) for span in mine]
         colours = [_colour(span) for span in mine]
-        edges = [0.0 if labelled and width < 0.004 * longest else 0.3 for _, width in bars]
+        edges = [0.0 if labelled and width < 0.004 * longest else 0.8 if labelled else 0.3 for _, width in bars]
         row.broken_barh(bars, (height - 0.4, 0.8), facecolors=colours, edgecolor="white", linewidth=edges)
         if labelled:
             _label(row, mine, height, longest)
     row.set_yticks(range(len(names)), reversed(names))
     row.set_xlim(0, longest)
     row.tick_params(axis="y", length=0)
-    lines = _name_phases(row, [span for span in spans if span.lane == "phase"], len(names), longest, inside)
+    phases = [span for span in spans if span.lane == "phase"]
+    lines = _name_phases(row, phases, 0.5 if "host" in names else -0.5, len(names), longest, inside)
     row.set_ylim(-0.5, len(names) + 0.1 + _LINE * (lines - 1))
 
 
-def _name_phases(row: Axes, phases: Sequence[Span], over: float, longest: float, inside: bool) -> int:
-    """Draw a line at the start of every phase and its name above the lanes; returns the number of lines of names."""
+def _name_phases(row: Axes, phases: Sequence[Span], low: float, over: float, longest: float, inside: bool) -> int:
+    """Draw a line at the start of every phase, from `low`, and its name above the lanes; returns the lines of names."""
     ends = [0.0]  # end of the last name on each line
     for phase in phases:
-        at, gap, width = phase.start * 1e3, 0.002 * longest, LETTER * len(phase.name) * longest
-        row.axvline(at, color="black", linewidth=0.6)
+        at, gap, width = phase.start * 1e3, 0.005 * longest, LETTER * len(phase.name) * longest
+        row.vlines(at, low, over + 0.1, color="black", linewidth=0.6)
         left = inside and at + width > longest
         begin = at - width if left else at
         line = next((line for line, end in enumerate(ends) if end <= begin), len(ends)) if inside else 0
@@ -126,16 +127,21 @@ def _unseen(spans: Sequence[Span], longest: float) -> set[str]:
 
 
 def _label(row: Axes, spans: Sequence[Span], height: float, longest: float) -> None:
-    """Write `all_gather blocks.3` as `3` into its bar. A span of zero duration is a remark."""
+    """Write `all_gather blocks.3` as `3` into its bar. What the host does is written whole, as is a remark."""
     for span in spans:
-        name = span.name.split()[-1].rpartition(".")[2] if span.duration else span.name
+        name = span.name if span.lane == "host" else span.name.split()[-1].rpartition(".")[2]
         look: Any = {"va": "center", "fontsize": 7}
         if not span.duration:
             row.text(0.005 * longest, height - 0.03, name, backgroundcolor="white", **look)
-        elif span.lane != "wait" and (len(name) + 0.4) * LETTER * longest < span.duration * 1e3:
+        elif not _covered(span, spans) and (len(name) + 0.4) * LETTER * longest < span.duration * 1e3:
             colour = ink_on(_colour(span))
             middle = (span.start + span.duration / 2) * 1e3
             row.text(middle, height - 0.03, name, ha="center", color=colour, **look)
+
+
+def _covered(span: Span, spans: Sequence[Span]) -> bool:
+    """Whether it is, or lies under, a wait of the host."""
+    return any(each.lane == "wait" and each.start < span.end and span.start < each.end for each in spans)
 
 
 def lane_patches(spans: Iterable[Span] | None = None) -> list[Patch]:

@@ -101,6 +101,7 @@ _NAMES = {
     "stage 2": STRATEGY_COLOURS["ZeRO-2"],
     "stage 3": STRATEGY_COLOURS["FSDP"],
     "fully sharded": STRATEGY_COLOURS["FSDP"],
+    "hybrid": STRATEGY_COLOURS["HYBRID_SHARD"],
     "FULL_SHARD": STRATEGY_COLOURS["FSDP"],
     "float32": DTYPE_COLOURS["fp32"],
     "bfloat16": DTYPE_COLOURS["bf16"],

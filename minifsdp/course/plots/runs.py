@@ -38,7 +38,7 @@ def _host(begin: float, names: Sequence[str], moments: Sequence[float]) -> list[
         ahead = f"{(begin - moments[-1]) * 1e3:.0f} ms"
         return [Span("host", f"issued all of this step {ahead} before the device began it", 0.0, 0.0)]
     phases = zip(names, pairwise(max(0.0, at - begin) for at in moments), strict=True)
-    return [Span("host", name, start, end - start) for name, (start, end) in phases if start < end]
+    return [Span("host", f"issues {name}", start, end - start) for name, (start, end) in phases if start < end]
 
 
 def on_paper(rows: Mapping[str, Sequence[Span] | Run]) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 from draw.canvas import KIB, MIB, Draw, in_units
 from draw.ddp.buckets import draw_buckets, draw_caps, draw_timeline
 from draw.ddp.collectives import draw_primitives, draw_ring, draw_turns
-from draw.ddp.gradients import MICRO, counted, draw_extra, draw_gradients, draw_join, draw_longer
+from draw.ddp.gradients import MICRO, counted, draw_extra, draw_gradients, draw_join, draw_longer, extra_memory
 from draw.ddp.links import LINKS, draw_links, draw_messages
 from draw.ddp.runs import CAP, PAPER, all_reduce, bucket_sizes, exposed, parameters, rung
 from draw.ddp.traffic import draw_busiest, draw_gather, gather_then_broadcast, ring_all_gather, sent_bytes
@@ -36,6 +36,7 @@ def numbers() -> dict[str, Any]:
         "overlap": rung("ddp").overlap,
         "exposed": exposed,
         "counted": counted(2),
+        "extra": extra_memory(),
         "micro": MICRO,
         "sent": {"ring": sent_bytes(ring_all_gather, 4), "gather": sent_bytes(gather_then_broadcast, 4)},
         "half": {name: latency * bandwidth for name, (latency, bandwidth) in LINKS.items()},

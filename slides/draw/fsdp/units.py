@@ -18,7 +18,7 @@ from minifsdp.course.ladder import closed_form
 from minifsdp.course.ladder.closed_form import Setting
 from minifsdp.course.ladder.model import GPT
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.plots.palette import GATHER, INK, SOFT, TAG_COLOURS, UNIT_COLOURS, as_text, ink_on
+from minifsdp.course.plots.palette import GATHER, INK, SOFT, TAG_COLOURS, UNIT_COLOURS, as_text, ink_on, lighter
 from minifsdp.course.reference.lab04 import assign_units
 from minifsdp.fsdp.torch_api.wrap import check_not_shared
 
@@ -110,12 +110,13 @@ def draw_root() -> Figure:
     axes = figure.subplots()
     root, *blocks = (LARGE_SETTING.padded(sum(unit)) / GIB for unit in groupings()["a block"])
     colour, steps = TAG_COLOURS["unsharded"], 2 * len(blocks)
-    axes.barh(root / 2, steps, root, color=UNIT_COLOURS[2])
+    light = lighter(colour, 0.45)
+    axes.barh(root / 2, steps, root, color=light)
     axes.bar([place + 0.5 for place in range(steps)], [*blocks, *reversed(blocks)], 0.7, root, color=colour)
-    say(axes, steps / 4, root / 2, f"the root: {root:.1f} GiB", color=ink_on(UNIT_COLOURS[2]))
+    say(axes, steps / 4, root / 2, f"the root: {root:.1f} GiB", color=ink_on(light))
     axes.axvline(len(blocks), color=INK, linewidth=1.6, linestyle=(0, (3, 3)))
     says = f"{len(blocks)} blocks, one at a time: {blocks[0]:.1f} GiB each"
-    say(axes, 0, root + 1.3 * blocks[0], says, ha="left", color=as_text(colour), va="bottom")
+    say(axes, 0.5, root + 1.3 * blocks[0], says, ha="left", color=as_text(colour), va="bottom")
     axes.set_xticks([len(blocks) / 2, 1.5 * len(blocks)], ["forward", "backward"])
     axes.tick_params(axis="x", length=0)
     axes.set(xlim=(0, steps), ylim=(0, 1.35 * (root + blocks[0])))

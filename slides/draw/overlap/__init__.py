@@ -6,7 +6,7 @@ from typing import Any
 
 from draw.canvas import GIB, MIB, Draw, in_units
 from draw.measured import rungs
-from draw.overlap.allocator import before_retry, draw_blocks, draw_lives, short
+from draw.overlap.allocator import before_retry, draw_blocks, draw_lives, driver_call, short
 from draw.overlap.held import draw_one_block
 from draw.overlap.ladder import RANKS, draw_rungs
 from draw.overlap.limits import draw_limiter, draw_limits, limited
@@ -57,6 +57,7 @@ def numbers() -> dict[str, Any]:
         "states": states,
         "limiter": limited(),
         "stall": {"without": enough.seconds, "with": retried.seconds},
+        "driver_call": driver_call(),
         "four": {name: rung["bytes"]["peak"] for name, rung in ladder.items()},
         "sent": {name: rung["sent"] for name, rung in ladder.items()},
         "gpu": GPT.device.name,

@@ -10,6 +10,7 @@ from draw.canvas import GIB, canvas
 from draw.overlap.drawing import bare
 from draw.overlap.runs import DEEP, GPT, PLENTY, big
 from draw.overlap.schedules import SCHEDULES
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
@@ -63,6 +64,12 @@ def before_retry() -> list[Any]:
     return short().snapshots["first retry"]
 
 
+def driver_call() -> tuple[float, float]:
+    """Seconds that a call of the driver is assumed to take, and seconds for each GiB: the same on all devices."""
+    (segment,) = {shape.device.segment for shape in SHAPES.values()}
+    return segment
+
+
 @cache
 def limiter(shape: Shape) -> dict[str, float]:
     """A step without the limiter and with it, how often memory ran out without, and the factor between the two."""
@@ -105,11 +112,27 @@ def draw_lives(name: str) -> Figure:
     axes.spines["left"].set_visible(False)
     axes.set_xlim(0, longest)
     axes.set_xlabel(f"ms, modelled: {DEEP.recorded} blocks of a {GPT.name} model on a simulated A100")
+    _draw_peaks(axes, big(DEEP, name))
     last = 1e3 * max(freed for _, (_, freed, _) in found)
     handles = [Patch(color=TAG_COLOURS["unsharded"]), Patch(**STILL_READ)]
     words = [f"held by the host, until {last:,.0f} ms", "freed, but not yet read"]
     axes.legend(handles, words, loc="upper right", borderaxespad=0, handlelength=1.4)
     return figure
+
+
+def _draw_peaks(axes: Axes, run: Run) -> None:
+    """In the empty corner, what the program has allocated at most and what is reserved for it, on one scale."""
+    corner = axes.inset_axes((0.5, 0.5, 0.5, 0.25))
+    looks: dict[str, Any] = {
+        "allocated": {"color": BLOCK_COLOURS["in use"]},
+        "reserved": {"facecolor": BLOCK_COLOURS["free"], "edgecolor": INK},
+    }
+    for place, (kind, look) in enumerate(looks.items()):
+        size = run.peak(kind) / GIB
+        corner.barh(-place, size, 0.7, linewidth=1.4, **look)
+        corner.text(size + 4, -place, f"{size:.0f} GiB {kind}", va="center_baseline")
+    corner.set_xlim(0, 2.4 * big(DEEP, "BACKWARD_PRE").peak("reserved") / GIB)
+    corner.axis("off")
 
 
 def draw_blocks() -> Figure:

@@ -90,7 +90,8 @@ def name_phases(panel: Axes, turn: float, end: float) -> None:
         look: Any = {"facecolor": PALE, "edgecolor": "white", "linewidth": 2}
         panel.broken_barh([(begin, over - begin)], (low, 0.86), **look)
         panel.text((begin + over) / 2, low + 0.42, name, ha="center", va="center_baseline", color=SOFT)
-    panel.axvline(turn, color=INK, linewidth=1.6, linestyle=(0, (3, 3)))
+    top = panel.get_ylim()[1] - 0.08  # of the uppermost bars
+    panel.vlines(turn, low, top, color=INK, linewidth=1.6, linestyle=(0, (3, 3)))
     panel.set_ylim(low - 0.08)
     rows = [each.get_ylim() for each in panel.figure.axes]
     grid: Any = panel.get_gridspec()

@@ -107,7 +107,7 @@ def draw_block_lives(axes: Axes, allocator: Watched, over: float) -> None:
         if free > freed:
             axes.add_patch(Rectangle((1e3 * freed, bottom), 1e3 * (free - freed), 0.64, **STILL_READ))
             words: Any = {"ha": "center", "va": "center", "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 2}}
-            axes.text(500 * (freed + free), bottom + 0.32, f"freed, still needed by compute {buffer // 2}", **words)
+            axes.text(500 * (freed + free), bottom + 0.32, f"freed, waits for compute {buffer // 2}", **words)
         colour = TAG_COLOURS["activations" if buffer % 2 else "unsharded"]
         axes.add_patch(
             Rectangle((1e3 * asked, bottom), 1e3 * (freed - asked), 0.64, facecolor=colour, edgecolor="white")

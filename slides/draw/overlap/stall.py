@@ -18,6 +18,7 @@ from minifsdp.course.machine import Run, replay
 from minifsdp.course.plots.palette import INK, LANE_COLOURS, OUTCOME_COLOURS, ink_on
 from minifsdp.course.watch.timeline import Span
 
+BRACKET = 2.72  # its height above the lanes
 WRONG = OUTCOME_COLOURS["wrong"]
 MODEL = f"{T5.recorded} + {T5.recorded} blocks of a {T5.name} model on a simulated A100"
 
@@ -41,7 +42,7 @@ def draw_retry() -> Figure:
         panel.set_title(f"{memory / GIB:.1f} GiB{retry}: {1e3 * run.seconds:.0f} ms")
     name_messages(panels[0])
     name_waits(panels[1], short)
-    panels[1].axvline(1e3 * flush(short)[0], ymax=0.86, color=WRONG, linewidth=2.4, linestyle="--")
+    panels[1].vlines(1e3 * flush(short)[0], -0.5, BRACKET, color=WRONG, linewidth=2.4, linestyle="--")
     panels[0].get_gridspec().set_height_ratios([high - low for low, high in (panel.get_ylim() for panel in panels)])
     panels[1].spines["bottom"].set_visible(True)
     panels[1].tick_params(axis="x", length=4)
@@ -84,11 +85,10 @@ def name_waits(panel: Axes, run: Run) -> None:
     middle = (1e3 * idle_since(run) + end) / 2
     panel.text(middle, 0.5, "the device is idle", ha="center", va="center_baseline", color=WRONG, fontweight="bold")
     bracket = {"arrowstyle": "|-|,widthA=0.35,widthB=0.35", "color": INK, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
-    panel.annotate("", (begin, 2.72), (end, 2.72), arrowprops=bracket)
-    panel.text(
-        (begin + end) / 2, 2.9, "allocation fails: wait for the device, free the cache", ha="center", va="bottom"
-    )
-    panel.set_ylim(-0.5, 3.7)
+    panel.annotate("", (begin, BRACKET), (end, BRACKET), arrowprops=bracket)
+    says = "allocation fails: wait for the device, free the cache"
+    panel.text((begin + end) / 2, BRACKET + 0.18, says, ha="center", va="bottom")
+    panel.set_ylim(-0.5, 3.85)
 
 
 def idle_since(run: Run) -> float:

@@ -79,10 +79,8 @@ def mark_hidden(panel: Axes, spans: Sequence[Span]) -> None:
     colour = OUTCOME_COLOURS["right"]
     for begin, end in hidden:
         panel.plot([1e3 * begin, 1e3 * end], [-0.42, -0.42], color=colour, linewidth=6, solid_capstyle="butt")
-    says: Any = {"color": colour, "va": "center_baseline", "fontweight": "bold"}
-    says |= {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
-    after = 1e3 * max(hidden, key=lambda each: each[1] - each[0])[1]
-    panel.text(after + 8, 0, f"{100 * share:.0f} % hidden", **says)
+    says = f"{100 * share:.0f} % of the communication hidden"
+    panel.set_title(says, loc="right", color=colour)
 
 
 def titled(runs: Mapping[str, Run]) -> dict[str, list[Span]]:
@@ -155,6 +153,7 @@ def draw_frame() -> Figure:
     figure = timeline({name: last_step(run) for name, run in runs.items()}, 5.2, GPT_ON, ["host", *LANES])
     for panel, (name, run) in zip(figure.axes, runs.items(), strict=True):
         panel.set_title(f"{name}: {1e3 * run.seconds:.0f} ms, {run.peak('reserved') / GIB:.0f} GiB reserved")
+        panel.set_ylim(-0.75, 2.5)
     name_phases(figure.axes[-1], *turn(runs["prefetch, limit of two"]))
     first = runs["no prefetch"]
     begin, end = turn(first)

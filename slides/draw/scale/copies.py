@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from draw.canvas import MB, canvas
+from draw.canvas import MIB, canvas
 from draw.fsdp.drawing import named, say
 from draw.measured import told
 from matplotlib.figure import Figure
@@ -13,9 +13,9 @@ from minifsdp.course.plots.palette import BLOCK_COLOURS, COLLECTIVE_COLOURS, LAN
 
 COLUMNS = {  # by title: the rows of the table, the unit, and a colour
     "collectives": (("all-gathers", "reduce-scatters"), 1, COLLECTIVE_COLOURS["all-gather"]),
-    "MB sent": (("bytes sent",), MB, COLLECTIVE_COLOURS["all-gather"]),
-    "MB copied": (("bytes copied",), MB, LANE_COLOURS["copy"]),
-    "MB at the peak": (("bytes at the peak",), MB, BLOCK_COLOURS["in use"]),
+    "MiB sent": (("bytes sent",), MIB, COLLECTIVE_COLOURS["all-gather"]),
+    "MiB copied": (("bytes copied",), MIB, LANE_COLOURS["copy"]),
+    "MiB at the peak": (("bytes at the peak",), MIB, BLOCK_COLOURS["in use"]),
 }
 
 
@@ -38,7 +38,7 @@ def draw_copies() -> Figure:
         values = [sum(_rows()[name][kind] for name in names) / unit for kind in (0, 1)]
         axes.barh((0, 1), values, 0.5, color=colour)
         for place, value in enumerate(values):
-            look = {"fontweight": "bold"} if title == "MB copied" else {}
+            look = {"fontweight": "bold"} if title == "MiB copied" else {}
             say(axes, value + 0.05 * max(values), place, f"{value:.{0 if unit == 1 else 2}f}", ha="left", **look)
         axes.set_title(title)
         axes.set(xlim=(0, 1.75 * max(values)), xticks=[])

@@ -27,7 +27,7 @@ def starts(ahead: int) -> tuple[list[float], list[float]]:
 
 def draw_ahead() -> Figure:
     """Forward of five units: with the default, compute waits twice; with a list of two, it does not."""
-    figure = canvas(4.0)
+    figure = canvas(4.2)
     panels = figure.subplots(2, 1, sharex=True)
     ways = {"default: one unit ahead": 1, "with a list: two units ahead": 2}
     over = {ahead: starts(ahead)[1][-1] + COMPUTE_MS[-1] for ahead in ways.values()}
@@ -44,8 +44,8 @@ def draw_ahead() -> Figure:
                 box(panel, (end, 1), compute - end, 0.86, "none", **frame)
         panel.set_title(f"{name}: {over[ahead]:.0f} ms")
         panel.set_yticks([0.43, 1.43], ["gathers", "compute"])
-        panel.tick_params(axis="y", length=0, labelcolor=INK)
-        panel.set(xlim=(0, max(over.values())), ylim=(-0.1, 2.0))
+        panel.tick_params(axis="y", length=0, pad=10, labelcolor=INK)
+        panel.set(xlim=(0, max(over.values())), ylim=(-0.25, 2.0))
         panel.spines[["left", "bottom"]].set_visible(False)
         panel.tick_params(axis="x", length=0, labelbottom=False)
     panels[1].set_xlabel("assumed: 2 ms per gather, compute of 3, 1, 3, 1 and 3 ms")

@@ -16,7 +16,7 @@ from draw.split.placement import draw_placement
 from draw.split.product import draw_product
 from draw.split.reductions import draw_reductions
 from draw.split.stages import draw_interleaved, draw_zero_bubble
-from draw.split.tensor import SPEEDS, draw_activations, draw_node, draw_traffic
+from draw.split.tensor import SPEEDS, beyond_weights, draw_activations, draw_node, draw_traffic
 
 from minifsdp.course.ladder.pipeline import bubble, data_parallel, zero_bubble
 from minifsdp.pipeline.actions import homes_of
@@ -25,6 +25,7 @@ from minifsdp.pipeline.actions import homes_of
 def numbers() -> dict[str, Any]:
     """The numbers in the deck's text."""
     return {
+        "biases": beyond_weights(),
         "lost": 1 - SPEEDS["alone"][16] / SPEEDS["alone"][8],
         "percent": lambda value, digits=0: f"{100 * value:.{digits}f} %",
         "bubble": bubble,

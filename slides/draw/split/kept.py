@@ -10,7 +10,7 @@ from draw.measured import told
 from draw.split.lanes import MICROS, RANKS
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import EARLIER_COLOURS, TAG_COLOURS
+from minifsdp.course.plots.palette import EARLIER_COLOURS, TAG_COLOURS, ink_on
 
 LINE = re.compile(r"(gpipe|one_f_one_b) +rank (\d): +([\d,]+) bytes of activations, (\d) x")
 
@@ -37,7 +37,7 @@ def draw_kept() -> Figure:
     figure = canvas(4.5)
     axes = figure.subplots()
     found = _kept()
-    colours = {"gpipe": EARLIER_COLOURS[2], "one_f_one_b": TAG_COLOURS["activations"]}
+    colours = {"gpipe": EARLIER_COLOURS[-1], "one_f_one_b": TAG_COLOURS["activations"]}
     for side, (name, rows) in zip((-0.21, 0.21), found.items(), strict=True):
         for rank, (nbytes, held) in enumerate(rows):
             size = nbytes / MIB
@@ -49,6 +49,6 @@ def draw_kept() -> Figure:
     axes.set_xlim(-0.55, RANKS - 0.45)
     axes.set_ylabel("MiB of activations")
     for left, name, colour in ((0.85, "GPipe", colours["gpipe"]), (1.5, "1F1B", colours["one_f_one_b"])):
-        say(axes, left, 5.75, f" {name} ", ha="left", bbox={"facecolor": colour, "lw": 0})
+        say(axes, left, 5.75, f" {name} ", ha="left", color=ink_on(colour), bbox={"facecolor": colour, "lw": 0})
     say(axes, 2.05, 5.75, f"numbers: how many of {MICROS}\nmicro-batches are held", ha="left")
     return figure

@@ -70,8 +70,8 @@ def _draw(axes: Axes, name: str, run: Simulation, longest: float) -> None:
     axes.set_title(f"{name}: {run.length:g} units of time, bubble {100 * run.bubble:.0f} %")
     axes.set_yticks(range(RANKS), [f"rank {rank}" for rank in range(RANKS)])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
-    axes.set(xticks=[], ylim=(RANKS - 0.5, -0.5), xlim=(0, longest))
-    axes.spines["bottom"].set_visible(False)
+    axes.set(xticks=[], ylim=(RANKS - 0.35, -0.5), xlim=(0, longest))
+    axes.spines[["left", "bottom"]].set_visible(False)
 
 
 def _pair(runs: Mapping[str, Simulation], height: float) -> Figure:
@@ -95,17 +95,18 @@ def draw_micro_batches() -> Figure:
 
 def draw_order() -> Figure:
     """GPipe and 1F1B, and the three parts of rank 0's list."""
-    figure = _pair({name: runs()[name] for name in ("GPipe", "1F1B")}, 4.9)
+    figure = _pair({name: runs()[name] for name in ("GPipe", "1F1B")}, 5.2)
     row = runs()["1F1B"].rows[0]
     first_backward = next(start for action, start, _ in row if action.kind == "B")
     ahead = sum(start < first_backward for _, start, _ in row) - 1  # forwards before the first pair
     times = (0.0, row[ahead].start, row[-ahead].start, row[-1].end)
     axes = figure.axes[1]
-    axes.set_ylim(RANKS - 0.5, -1.5)
+    axes.set_ylim(RANKS - 0.35, -1.7)
+    axes.get_gridspec().set_height_ratios([RANKS, RANKS + 1.2])  # lanes of one height
     for begin, end, text in zip(
         times, times[1:], ("warm-up", "steady state: F and B alternate", "cool-down"), strict=False
     ):
         look: Any = {"arrowstyle": "|-|,widthA=0.3,widthB=0.3", "color": SOFT, "lw": 1.6, "shrinkA": 1, "shrinkB": 1}
         axes.annotate("", (end, -0.62), (begin, -0.62), arrowprops=look)
-        say(axes, max((begin + end) / 2, 1.75), -1.08, text, color=SOFT)
+        say(axes, max((begin + end) / 2, 1.75), -1.15, text, color=SOFT)
     return figure

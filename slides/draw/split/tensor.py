@@ -19,6 +19,7 @@ from minifsdp.course.plots.palette import (
 
 # Bytes of a block's activations, over s b h: arXiv 2205.05198, equation 2, without attention's scores
 WHOLE, CUT = 10, 24
+WIDTHS = 1024, 4096, 8192
 SPEEDS = {  # tokens/s on each GPU, 3 B parameters, 8 H100 a node: raw data of the Ultra-Scale Playbook
     "alone": {2: 13_923, 4: 12_421, 8: 10_903, 16: 6_246, 32: 2_146},
     "with sequence\nparallelism": {2: 14_167, 4: 13_460, 8: 10_889, 16: 6_160, 32: 3_610},
@@ -61,21 +62,27 @@ def even_tokens(width: int) -> int:
     return round(sent_by_fsdp(width) / (8 * width))
 
 
+def beyond_weights() -> int:
+    """Tokens above 4.5 h at which both send as much, because a block has biases and norms, too: at any width."""
+    (tokens,) = {round(even_tokens(width) - 4.5 * width) for width in WIDTHS}
+    return tokens
+
+
 def draw_traffic() -> Figure:
     """What tensor parallelism sends over the tokens of a step, relative to FSDP: both send as much at a dot."""
-    figure = canvas(4.2)
+    figure = canvas(3.95)
     axes = figure.subplots()
     most, top = 44_000, 2.0
-    for width, colour in zip((1024, 4096, 8192), SERIES_COLOURS, strict=False):
+    for width, colour in zip(WIDTHS, SERIES_COLOURS, strict=False):
         even = even_tokens(width)
         end = min(most, top * even)
         axes.plot([0, end], [0, end / even], color=colour, lw=3)
         axes.plot([even], [1], "o", color=colour, markersize=11)
         look = {"color": as_text(colour), "fontweight": "bold", "ha": "left"}
         say(axes, end + 600, end / even, f"h = {width:,}", **look)
-        say(axes, even + 600, 0.9, f"{even:,} tokens", **look)
+        say(axes, even + 600, 0.87, f"{even:,} tokens", **look)
     axes.axhline(1, color=STRATEGY_COLOURS["FSDP"], linestyle="--", zorder=0)
-    say(axes, 10_500, 1.1, "FSDP", color=STRATEGY_COLOURS["FSDP"], fontweight="bold")
+    say(axes, 10_500, 1.13, "FSDP", color=STRATEGY_COLOURS["FSDP"], fontweight="bold")
     axes.set(xlim=(0, 51_500), ylim=(0, 2.1), yticks=[0, 1, 2])
     axes.set_xticks(range(0, most, 10_000), [f"{each:,}" for each in range(0, most, 10_000)])
     axes.set_xlabel("tokens of a step, b s")
