@@ -31,7 +31,7 @@ Operator = Callable[[Tensor], Tensor]
     forbids=(layouts.move, layouts.relaid, layouts.all_gathered, layouts.all_reduced, layouts.part_of),
 )
 def multiply(x: Tensor, w: Tensor, by: Literal["columns", "rows"], group: Group) -> Tensor:
-    """Compute x w, with each rank multiplying with only its shard of w."""
+    """Compute x w. Each rank multiplies only by its shard of w."""
     t, rank = group.size(), group.rank()
     if by == "rows":
         size = -(-w.shape[0] // t)
