@@ -700,7 +700,7 @@ def sequence_f_and_g(group: Group) -> tuple[Operator, Operator]:
 
 
 # %% [markdown]
-# ## 13.6 A norm on a shard of the sequence
+# ## 13.6 A norm on a part of the sequence
 #
 # *4 minutes, easy*
 #
