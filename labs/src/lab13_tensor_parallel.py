@@ -79,7 +79,7 @@ Operator = Callable[[Tensor], Tensor]  # of activations, such as f and g in 13.2
 # many bytes does a rank send with w split by rows as with w split by columns?
 
 # %%
-predict("13.1", ..., "ratio of the bytes that a rank sends: w split by rows to w split by columns")
+predict("13.1", ..., "ratio of bytes sent: w split by rows to w split by columns")
 
 
 # %% tags=["exercise-13.1"]
@@ -221,7 +221,7 @@ def f_and_g(group: Group) -> tuple[Operator, Operator]:
 # with 4 blocks? An all-reduce counts as one message.
 
 # %%
-predict("13.3", ..., "messages of size [b, s, h] in a step of a model with 4 blocks, embedding and head")
+predict("13.3", ..., "messages of size [b, s, h] in a step, with 4 blocks")
 
 
 # %% tags=["exercise-13.3"]
@@ -362,7 +362,7 @@ outcome("13.2", round(factors[0], 6), slips=slips)
 # send as your function? An error of 5 % is fine.
 
 # %%
-predict("13.4", ..., "ratio of the bytes sent: all-gather of the logits to three numbers per token")
+predict("13.4", ..., "ratio of bytes sent: gathering the logits to your function")
 
 
 # %% tags=["exercise-13.4"]
@@ -619,7 +619,7 @@ print("expected: FSDP has 4 of 8 sequences and all 384 rows of the weight; yours
 # Predict: what fraction of one process's activations does a block keep on each of 4 ranks?
 
 # %%
-predict("activations", ..., "fraction of one process's activations that a block keeps on each of 4 ranks")
+predict("activations", ..., "fraction of a block's activations that each of 4 ranks keeps")
 
 
 # %%
@@ -680,7 +680,7 @@ outcome("activations", activations["tensor parallel"][4] / one, ranks=4, slips=s
 # Predict: a block now sends twice as many messages. By what factor does the number of bytes change?
 
 # %%
-predict("13.5", ..., "ratio of the bytes that a block sends: with sequence parallelism to without")
+predict("13.5", ..., "ratio of bytes sent: with sequence parallelism to without")
 
 
 # %% tags=["exercise-13.5"]
@@ -852,8 +852,8 @@ forward = {name: each["after forward"] / 2**20 for name, each in totals.items()}
 plots.stages(
     held["t = 4, sequence"],
     earlier={name: totals[name] for name in ("one process", "t = 4")},
-    title=f"A forward pass leaves {forward['one process']:.1f} MiB on one process, {forward['t = 4']:.1f} MiB on each "
-    f"of 4 ranks, and {forward['t = 4, sequence']:.1f} MiB with sequence parallelism",
+    title=f"With t = 4, a rank holds {forward['t = 4']:.1f} MiB instead of {forward['one process']:.1f} MiB after the "
+    f"forward pass; with sequence parallelism, {forward['t = 4, sequence']:.1f} MiB",
     says="Memory of rank 0 in the second step. Colours: t = 4 with sequence parallelism. All ranks work on the same 8 "
     "sequences. Norms, positions and two biases per block are replicated; a rank holds a quarter of all other "
     "parameters.",
@@ -1048,7 +1048,7 @@ hidden = {name: overlap(each) or 0.0 for name, each in rows.items()}
 plots.timeline(
     rows,
     title=f"With pieces, compute hides {hidden['NVLink, in pieces']:.0%} of the communication on NVLink, "
-    f"and {hidden['400 Gb/s, in pieces']:.0%} on the network",
+    f"{hidden['400 Gb/s, in pieces']:.0%} on the network",
     says="Forward pass of a block on one of 4 ranks: its four matmuls and their messages. Adjacent pieces of a matmul "
     "are one bar. qkv and up gather their input; out and down reduce their output.",
     model="H100, 8,192 tokens of width 8,192, bf16",

@@ -75,7 +75,7 @@ Later = list[Callable[[], None]]  # postponed work
 # Predict: with two layers on each rank, how many times as long does the slowest stage take as with the best placement?
 
 # %%
-predict("14.1", ..., "ratio of the slowest stages' times: two layers each to the best placement")
+predict("14.1", ..., "ratio of slowest stages: two layers each to the best placement")
 
 
 # %% tags=["exercise-14.1"]
@@ -206,8 +206,8 @@ outcome("14.1", slowest["two layers each"] / slowest["yours"], slips=slips)
 # ### Measured: naive placement
 #
 # *Naive placement* is the simplest way to run these stages: the entire batch passes through all stages, and its
-# gradients come back. In all measurements of this lab, the stages *sleep* instead of computing: 40 ms for the forward
-# pass and 80 ms for the backward pass of an eighth of the batch. The messages and processes are real, and so is
+# gradients come back. In all measurements of time in this lab, the stages *sleep* instead of computing: 40 ms for the
+# forward pass and 80 ms for the backward pass of an eighth of the batch. The messages and processes are real, and so is
 # minifsdp's *executor*, which runs the ranks' lists of actions. A sleeping rank uses no CPU time, so the times of four
 # ranks are correct even on a laptop with two cores.
 #
@@ -410,8 +410,7 @@ outcome(
 plots.pipeline(
     {"GPipe": clock["GPipe"]},
     title=f"With 8 micro-batches, {bubble_of(clock['GPipe']):.0%} of four ranks' time is idle",
-    says="Measured on 4 gloo ranks. Numbers and colours are micro-batches. Light bars are forward passes; dark bars "
-    "are backward passes.",
+    says="Measured on 4 gloo ranks. Numbers and colours are micro-batches. Light: forward pass; dark: backward pass.",
     lab="14",
 )
 
@@ -529,8 +528,7 @@ plots.pipeline(
     {name: clock[name] for name in ("GPipe", "1F1B")},
     title="GPipe and 1F1B have a different order and the same bubble: "
     f"{bubble_of(clock['GPipe']):.0%} and {bubble_of(clock['1F1B']):.0%}",
-    says="Measured on 4 gloo ranks. Numbers and colours are micro-batches. Light bars are forward passes; dark bars "
-    "are backward passes.",
+    says="Measured on 4 gloo ranks. Numbers and colours are micro-batches. Light: forward pass; dark: backward pass.",
     lab="14",
 )
 
@@ -608,8 +606,8 @@ plots.lines(
     expected=simulated,
     xlabel="micro-batches m",
     ylabel="bubble, % of the step",
-    title=f"With 8 micro-batches on 4 ranks, the formula gives a bubble of {3 / 11:.0%}; "
-    f"the measured bubble is {by_clock[MICROS]:.0%}",
+    title=f"With 8 micro-batches on 4 ranks, the measured bubble is {by_clock[MICROS]:.0%}; "
+    f"the formula gives {3 / 11:.0%}",
     says="Hollow markers: your simulator, for both GPipe and 1F1B. Twice as many ranks need about twice as many "
     "micro-batches for the same bubble.",
     lab="14",
@@ -648,7 +646,7 @@ for name, find in (("yours", ends), ("minifsdp's", simulate)):
 # Predict: p = 4, v = 2. How many times as many messages does a step now have, on all ranks together?
 
 # %%
-predict("interleaved", ..., "ratio of the numbers of messages: 2 stages on each of 4 ranks to 1 stage")
+predict("interleaved", ..., "ratio of messages: 2 stages on each of 4 ranks to 1")
 
 # %%
 for per_rank in (1, 2, 4):
@@ -845,8 +843,7 @@ plots.lines(
     xlabel="micro-batches, of 48 samples in total",
     ylabel="step time, ms",
     logx=True,
-    title=f"The simulated step is shortest with {best} micro-batches, {said[best]:.0f} ms; "
-    f"with 48, it takes {said[48]:.0f} ms",
+    title=f"{best} micro-batches give the shortest simulated step, {said[best]:.0f} ms; 48 take {said[48]:.0f} ms",
     says="1F1B on 4 ranks. A stage needs 4 ms, and 1 ms per sample. On the left, the bubble dominates; on the right, "
     "the fixed 4 ms of each micro-batch.",
     lab="14",
