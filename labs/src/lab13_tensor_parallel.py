@@ -19,7 +19,7 @@
 # results are placed side by side, and split by rows, where the partial sums are
 # added](../slides/figures/split-product.svg)
 #
-# *This lab follows the first half of [lecture 7, Tensor parallelism and pipelines](../slides/split.md).*
+# *From [lecture 7, Tensor parallelism and pipelines](../slides/split.md). Its first half comes before this lab.*
 #
 # **After this lab, you will be able to**
 #

@@ -18,7 +18,7 @@
 # ![Four ranks over time: with one batch only one rank computes at any moment; with four micro-batches the ranks work at
 # the same time, and only the corners are idle](../slides/figures/split-micro-batches.svg)
 #
-# *This lab follows the second half of [lecture 7, Tensor parallelism and pipelines](../slides/split.md).*
+# *From [lecture 7, Tensor parallelism and pipelines](../slides/split.md). Its second half comes before this lab.*
 #
 # **After this lab, you will be able to**
 #
