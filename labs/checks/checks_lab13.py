@@ -61,7 +61,7 @@ TOO_FEW = (
     "`chunk` returns fewer than t parts if the dimension is short: the last ranks then have no columns, or no rows"
 )
 UNEQUAL = (
-    "an all-gather needs parts of equal size, but the last ranks have fewer columns: pad every rank's product with "
+    "an all-gather needs shards of equal size, but the last ranks have fewer columns: pad every rank's result with "
     "zeros to ceil(out / t) columns, and remove the columns beyond `out` after the gather"
 )
 
@@ -90,7 +90,7 @@ def observe_multiply(answer, cases):
 
 @check("13.1")
 def check_multiply(answer, variant):
-    """The product is whole on every rank, after one all-gather for columns and one all-reduce for rows."""
+    """Every rank has the full result, after one all-gather for columns and one all-reduce for rows."""
     t = variant.ranks
     for rank, found in enumerate(on_ranks(t, observe_multiply, answer, factors(variant), slip=UNEQUAL)):
         for by, x, w, got, calls, flops, unchanged in found:
@@ -98,13 +98,13 @@ def check_multiply(answer, variant):
             dim = 1 if by == "columns" else 0
             size = -(-w.shape[dim] // t)
             slips, usual = (columns_slips if by == "columns" else rows_slips)(x, w, t, rank, size)
-            EXACT(f"product by {where}", tensor(where, got, rank), x @ w, rank=rank, slips=slips, slip=usual)
+            EXACT(f"result by {where}", tensor(where, got, rank), x @ w, rank=rank, slips=slips, slip=usual)
             messages(where, calls, (x, w, t, size), by, rank)
             most = 2 * x.shape[0] * w.numel() // w.shape[dim] * size
             if flops > most:
                 raise AnswerError(
                     f"rank {rank}, {where}: expected at most {most:,} floating-point operations, got {flops:,}\n"
-                    "likely slip: a rank has to multiply with only its part of w, or nothing is gained"
+                    "likely slip: each rank has to multiply only by its shard of w; otherwise, nothing is gained"
                 )
             slip = "x and w belong to the caller: do not change them"
             expect(f"x and w unchanged, {where}", unchanged, True, rank=rank, slip=slip)
@@ -114,15 +114,15 @@ def columns_slips(x, w, t, rank, size):
     padded = F.pad(w, (0, t * size - w.shape[1]))
     parts = [x @ part for part in padded.split(size, 1)]
     slips = {
-        "the gather joins along the first dimension, [t, rows, out / t]; `movedim` places the parts side by side": (
+        "the gather joins along the first dimension, [t, rows, out / t]; `movedim` places the shards side by side": (
             torch.cat(parts).view(x.shape[0], -1)[:, : w.shape[1]]
         ),
-        "the parts belong side by side, along dimension 1, not one below the other": torch.cat(parts),
+        "the shards belong side by side, along dimension 1, not one below the other": torch.cat(parts),
         "the columns beyond `out` are padding": x @ padded,
-        "this is only this rank's part; return the whole product": x @ w[:, rank * size : (rank + 1) * size],
-        "each column of the product is counted t times in a sum over the ranks": t * (x @ w),
+        "this is only this rank's shard; return the full result": x @ w[:, rank * size : (rank + 1) * size],
+        "each column of the result is counted t times in a sum over the ranks": t * (x @ w),
     }
-    return slips, "rank r has the columns of w, and of the product, from r · ceil(out / t) on"
+    return slips, "rank r has the columns of w and of the result that start at r · ceil(out / t)"
 
 
 def rows_slips(x, w, t, rank, size):
@@ -135,7 +135,7 @@ def rows_slips(x, w, t, rank, size):
             [x[:, each] @ w[each] for each in (slice(r * size, (r + 1) * size) for r in range(t))]
         ).amax(0),
     }
-    return slips, "rank r multiplies the rows of w from r · ceil(in / t) on with the same columns of x"
+    return slips, "rank r multiplies its columns of x by its rows of w; both start at r · ceil(in / t)"
 
 
 def messages(where, calls, sizes, by, rank):
@@ -143,9 +143,9 @@ def messages(where, calls, sizes, by, rank):
     rows = x.shape[0]
     product = rows * w.shape[1] * ITEM
     one = f"all_gather of {t * rows * size * ITEM} bytes" if by == "columns" else f"all_reduce of {product} bytes"
-    weight = "the weight was gathered, as FSDP does; here the weight stays on its rank, and products are sent"
+    weight = "the weight was gathered, as FSDP does; here each rank keeps its shard of the weight and sends its result"
     slips = {
-        "nothing was sent: either every rank has multiplied whole matrices, or the collective is not from `comm`": [],
+        "nothing was sent: either every rank has multiplied full matrices, or the collective is not from `comm`": [],
         "partial sums need no gather: an all-reduce adds them up and sends only 2 (t - 1) / t of their size": [
             f"all_gather of {t * product} bytes"
         ],
@@ -157,7 +157,7 @@ def messages(where, calls, sizes, by, rank):
         ],
         weight: [f"all_gather of {w.numel() * ITEM} bytes"],
     }
-    slip = "columns need one all-gather of the products, rows need one all-reduce"
+    slip = "columns need one all-gather of the results; rows need one all-reduce"
     if len(calls) > 1:
         slip = "one message is enough: " + ("an all-gather" if by == "columns" else "an all-reduce")
     expect(f"messages of {where}", calls, [one], rank=rank, slips=slips, slip=slip)
@@ -239,7 +239,7 @@ def observe_pair(answer, inputs):
 
 @check("13.2")
 def check_f_and_g(answer, variant):
-    """f copies forward and sums backward; g sums forward and copies backward. Each runs one all-reduce, on a copy."""
+    """f copies forward and sums backward; g does the opposite. Each runs one all-reduce, on a copy."""
     for t in dict.fromkeys((variant.ranks, 3)):
         inputs = inputs_of_pair(t, variant)
         x, gradients = (sum(each) for each in zip(*inputs, strict=True))
@@ -252,11 +252,11 @@ def check_f_and_g(answer, variant):
 
 def enter(f, x, gradient, gradients, message, t, rank):
     what = f"f on {t} ranks"
-    slip = "f only copies in forward: all ranks already have the same x"
+    slip = "f only copies in the forward pass: all ranks already have the same x"
     if f["forward"] == message:
-        slip = "this sums in forward and not in backward, as g does: return f first, then g"
+        slip = "this sums in the forward pass, as g does: return f first, then g"
         if f["backward"]:
-            slip = "this runs an all-reduce in both directions, but there is nothing to add up in forward"
+            slip = "this runs an all-reduce in both directions, but there is nothing to add up in the forward pass"
     EXACT(f"{what}, its output", f["value"], x, rank=rank, slip=slip)
     EXACT(
         f"{what}, the gradient of x",
@@ -269,7 +269,7 @@ def enter(f, x, gradient, gradients, message, t, rank):
             "the gradients were added up t times; once is enough": t * gradients,
         },
     )
-    expect(f"{what}, messages forward", f["forward"], [], rank=rank, slip="f sends nothing in forward")
+    expect(f"{what}, messages forward", f["forward"], [], rank=rank, slip="f sends nothing in the forward pass")
     slip = "f runs one all-reduce of the gradient, `comm.all_reduce`"
     expect(f"{what}, messages backward", f["backward"], message, rank=rank, slip=slip)
     slip = "the gradient was summed in place, so x, which receives the same tensor directly, got the sum: sum a copy"
@@ -304,7 +304,7 @@ def leave(g, x, mine, gradient, gradients, message, t, rank):
         },
     )
     expect(f"{what}, messages forward", g["forward"], message, rank=rank, slip="g runs one all-reduce of x")
-    expect(f"{what}, messages backward", g["backward"], [], rank=rank, slip="g sends nothing in backward")
+    expect(f"{what}, messages backward", g["backward"], [], rank=rank, slip="g sends nothing in the backward pass")
     EXACT(f"{what}, an x that is not contiguous", g["order"], x, rank=rank, slip=ORDER)
     EXACT(f"{what}, under torch.no_grad()", g["without"], x, rank=rank)
 
@@ -352,7 +352,7 @@ def observe_mlp(answer, whole):
     if y.shape != whole[-1].shape:
         raise AnswerError(
             f"the output: expected {list(whole[-1].shape)}, got {list(y.shape)}\n"
-            "likely slip: the output is whole, that is, the sum of the ranks' partial sums for all features"
+            "likely slip: the output has all features: it is the sum of the ranks' partial sums"
         )
     with comm.record() as backward:
         y.backward(whole[-1])
@@ -362,7 +362,7 @@ def observe_mlp(answer, whole):
 
 @check("13.3")
 def check_mlp(answer, variant):
-    """There is one all-reduce in forward and one in backward; output and gradients are those of one process."""
+    """Each pass runs one all-reduce; output and gradients are those of one process."""
     for t, each in dict.fromkeys(((variant.ranks, 4), (variant.ranks, 0), (3, 0))):
         inner = each * t or 3 * t - 1  # even parts, then a short one
         whole = mlp_parts(inner, variant.seed + inner)
@@ -383,24 +383,24 @@ def compare_mlp(found, whole, t, rank):
         "this is only this rank's partial sum of the output: g adds up those of all ranks": mine + bias,
         "this is only a partial sum, which g has to add up; the second bias is missing, too": mine,
         "the second bias is missing": wanted - bias,
-        "the first bias is missing: each rank adds its part of it to its part of the hidden features": F.linear(
+        "the first bias is missing: each rank adds its shard of it to its shard of the hidden features": F.linear(
             F.gelu(linear - whole[2]), whole[3], bias
         ),
-        "the gelu is missing between the two products": F.linear(linear, whole[3], bias),
+        "the gelu is missing between the two matmuls": F.linear(linear, whole[3], bias),
         "this is the tanh approximation of gelu; the model uses the exact function": F.linear(
             F.gelu(linear, approximate="tanh"), whole[3], bias
         ),
     }
     EXACT(f"{where}, the output", y, wanted, rank=rank, slips=slips)
     slips = {
-        "the only sum is that of g, after the second product; the hidden features stay on their rank": [
+        "the only sum is that of g, after the second matmul; the hidden features stay on their rank": [
             *forward[:0],
             f"all_reduce of {y.numel() // HIDDEN * part(whole[1], 0, t, rank).shape[0] * ITEM} bytes",
             message,
         ],
         "nothing was added up": [],
     }
-    slip = "forward needs exactly one all-reduce"
+    slip = "the forward pass needs exactly one all-reduce"
     expect(f"{where}, messages forward", forward, [message], rank=rank, slips=slips, slip=slip)
     named = zip(("x", "up", "up_bias", "down", "down_bias"), gradients, range(5), strict=True)
     for name, got, number in named:
@@ -410,7 +410,7 @@ def compare_mlp(found, whole, t, rank):
         slips, slip = gradient_slips(name, right, alone[number], t)
         got = torch.zeros_like(right) if got is None else got
         EXACT(f"{where}, the gradient of {name}", got, right, rank=rank, slips=slips, slip=slip)
-    slip = "backward needs one all-reduce, which f runs on the gradient of x"
+    slip = "the backward pass needs one all-reduce, which f runs on the gradient of x"
     expect(f"{where}, messages backward", backward, [message], rank=rank, slip=slip)
     expect(f"{where}, x and parameters unchanged", same, True, rank=rank, slip="do not change x or the parameters")
 
@@ -418,12 +418,12 @@ def compare_mlp(found, whole, t, rank):
 def gradient_slips(name, right, partial_sum, t):
     slips = {f"the gradient is {t} times too large: f or g was applied once too often": t * right}
     if name == "x":
-        slips["this is only this rank's partial sum: apply f to x before the first product"] = partial_sum
+        slips["this is only this rank's partial sum: apply f to x before the first matmul"] = partial_sum
     if name == "down_bias":
         slips = {
             "a rank that does not add the bias has no gradient for it, and its copy drifts away from the others: "
             "add the bias on every rank, after the sum": torch.zeros_like(right),
-            "adding 1/t of the bias on each rank gives the right sum, but only 1/t of the gradient: add the whole bias "
+            "adding 1/t of the bias on each rank gives the right sum, but only 1/t of the gradient: add the full bias "
             "after the sum": right / t,
             "every rank already has the complete gradient of the bias, which must not be summed": t * right,
         }
@@ -484,7 +484,7 @@ def observe_losses(answer, cases):
 
 @check("13.4")
 def check_cross_entropy(answer, variant):
-    """Loss and gradient are those of whole logits, even for large ones, and only three numbers per token are sent."""
+    """Loss and gradient are those of the full logits, even large ones; only three numbers per token are sent."""
     cases = list(losses_of(variant))
     for t in dict.fromkeys(each[0] for each in cases):
         mine = [each[1:] for each in cases if each[0] == t]
@@ -536,14 +536,16 @@ def compare_loss(seen, case, t, rank):
     own = part(logits, 1, t, rank).softmax(1) * 3 / len(targets)
     hot = part(F.one_hot(targets, logits.shape[1]).double(), 1, t, rank) * 3 / len(targets)
     slips = {
-        "the gradient is t times too large: it must not be summed in backward": t * wanted,
+        "the gradient is t times too large: it must not be summed in the backward pass": t * wanted,
         "this is the softmax over only this rank's classes; divide by the sum over all ranks": own - hot,
         "the gradient of the target's logit is missing": wanted + hot,
         "the softmax is missing: the sum of exponentials went through a collective without a derivative; use g": -hot,
     }
     slip = "the maximum cancels in the loss, so it needs no gradient: `detach()` it"
     EXACT(f"the gradient of the logits, {where}", gradient, wanted, rank=rank, slips=slips, slip=slip)
-    expect(f"messages backward, {where}", backward, [], rank=rank, slip="nothing is sent in backward: g copies")
+    expect(
+        f"messages backward, {where}", backward, [], rank=rank, slip="nothing is sent in the backward pass: g copies"
+    )
     expect(f"logits and targets unchanged, {where}", same, True, rank=rank, slip="do not change logits or targets")
 
 
@@ -564,7 +566,7 @@ def loss_slips(logits, targets, t, rank):
     slips = {
         "this is the sum over the tokens; return their mean": right.sum(),
         "these are the losses of the tokens; return their mean, a single number": right,
-        "each rank has subtracted its own maximum: exponentials can be added up only if all subtract the same one": (
+        "each rank has subtracted its own maximum: exponentials add up only if all ranks subtract the same one": (
             sums.sum(0).log() - (wanted - theirs)
         ).mean(),
         "the sum of exponentials is only this rank's: add up those of all ranks": (
@@ -646,7 +648,7 @@ def check_sequence(answer, variant):
 
 
 DIMENSION = (
-    "the sequence is dimension 1; `movedim(1, 0)` and `.contiguous()` move it to where collectives join and split"
+    "the sequence is dimension 1; collectives join and split dimension 0: use `movedim(1, 0)` and `.contiguous()`"
 )
 
 
@@ -657,7 +659,7 @@ def joining(parts):
     whole = torch.cat(parts, 1)
     rows = torch.cat(parts)
     return {
-        "the parts are joined along the batch: bring the sequence to the front before the gather": rows,
+        "the shards are joined along the batch: bring the sequence to the front before the gather": rows,
         "the gathered buffer is [t, b, s / t, h]; viewing it as [b, s, h] mixes sequences": rows.view(whole.shape),
     }
 
@@ -677,7 +679,7 @@ def scattering(wholes, t, rank, name):
     size = flat.numel() // t
     mine = part(total, 1, t, rank)
     slips = {
-        f"this is a part of only this rank's {name}, which is a partial sum: add up those of all ranks": (
+        f"this is a shard of only this rank's {name}, which is a partial sum: add up those of all ranks": (
             part(wholes[rank], 1, t, rank)
         ),
         "partial sums are added up; a mean also divides by t": mine / t,
@@ -691,7 +693,7 @@ def scattering(wholes, t, rank, name):
 
 def dear(size):
     return {
-        "taking a part of an all-reduce gives the right values, but sends twice the bytes": [
+        "taking a shard of an all-reduce's result gives the right values, but sends twice the bytes": [
             f"all_reduce of {size} bytes"
         ],
         "return f first, then g": [],
@@ -728,7 +730,7 @@ def check_norm(answer, variant):
         for rank, (y, gradients, forward, backward) in enumerate(seen):
             what = f"the norm on {t} ranks"
             wanted, mine = own[rank]
-            slip = "a norm treats each token independently, so forward needs no message"
+            slip = "a norm treats each token independently, so the forward pass needs no message"
             expect(f"{what}, messages forward", forward, [], rank=rank, slip=slip)
             slip = "apply LayerNorm over the last dimension, with eps 1e-5"
             EXACT(f"{what}, the output", y, wanted, rank=rank, slip=slip)
@@ -741,7 +743,7 @@ def check_norm(answer, variant):
                     one_norm(seed, size, rank, gradients_of=range(t))[1][0]
                 ),
             }
-            slip = "only the gradients of weight and bias are summed; that of the input covers this rank's tokens alone"
+            slip = "only the gradients of weight and bias are summed; that of the input covers only this rank's tokens"
             EXACT(f"{what}, the gradient of its input", gradients[0], mine[0], rank=rank, slips=slips, slip=slip)
             for number, name in ((1, "weight"), (2, "bias")):
                 got = torch.zeros_like(totals[number]) if gradients[number] is None else gradients[number]
@@ -796,7 +798,7 @@ def check_bytes_sent(answer, variant):
             tokens, width, parameters, ranks, itemsize = setting
             where = f"{tokens} tokens, width {width}, {ranks} ranks, {itemsize} bytes per element"
             right = wanted_bytes(*setting)[number]
-            slip = always or "count the bytes that one rank sends per block and step, with ring collectives"
+            slip = always or "count the bytes that one rank sends for one block in one step, with ring collectives"
             expect(f"bytes that {name} sends, {where}", got[number], right, slip=slip)
 
 
@@ -817,16 +819,18 @@ def slips_of_bytes(tokens, width, parameters, ranks, itemsize):
         {
             f"8 is the product of three {factors}; one is missing": tensor_parallel / 2,
             f"8 is the product of three {factors}; two are missing": tensor_parallel / 4,
-            "a rank sends (t - 1) / t of a tensor each time, because it already has one part": whole[0],
+            "a rank sends (t - 1) / t of a tensor each time, because it already has one shard": whole[0],
             "every rank works on all tokens: these are not data-parallel ranks": tensor_parallel / ranks,
             "this is a number of elements, not of bytes": tensor_parallel / itemsize,
             "these are the bytes of all ranks; return those of one rank": tensor_parallel * ranks,
             "return tensor parallelism first, then FSDP": fsdp,
         },
         {
-            "parameters are gathered for forward and again for backward, and gradients are reduced once": fsdp * 2 / 3,
+            "parameters are gathered for the forward and again for the backward pass; gradients are reduced once": fsdp
+            * 2
+            / 3,
             "gradients need only a reduce-scatter, which is half an all-reduce": fsdp * 4 / 3,
-            "a rank sends (t - 1) / t of a tensor each time, because it already has one part": whole[1],
+            "a rank sends (t - 1) / t of a tensor each time, because it already has one shard": whole[1],
             "this is a number of elements, not of bytes": fsdp / itemsize,
             "parameters are sent twice and gradients once": fsdp / 3,
             "these are the bytes of all ranks; return those of one rank": fsdp * ranks,

@@ -152,26 +152,26 @@ def placing_slips(costs, ranks, got):
     """The results of mistakes. The first three start from a right placement; there may be several right ones."""
     layers = len(costs)
     undone = {
-        "these are the ranks' first layers, not how many they have": [
+        "these are the ranks' first layers; return numbers of layers": [
             end - begin for begin, end in pairwise([*got, layers])
         ],
-        "these are the ends of the ranks' layers, not how many they have": [
+        "these are the ends of the ranks' layers; return numbers of layers": [
             end - begin for begin, end in pairwise([0, *got])
         ],
         "this is the placement, with the ranks from last to first": got[::-1],
     }
     return {text: got if is_best(costs, ranks, counts) else None for text, counts in undone.items()} | {
-        "as many layers on each rank, whatever they cost": by_number(costs, ranks),
-        "as many layers on each rank and the rest on the last, whatever they cost": rest_to_the_last(costs, ranks),
+        "every rank has the same number of layers, whatever they cost": by_number(costs, ranks),
+        "every rank has the same number of layers, and the rest is on the last, whatever they cost": rest_to_the_last(
+            costs, ranks
+        ),
         "a stage closed as soon as it has reached the average leaves too little or too much for the others": (
             until_average(costs, ranks)
         ),
         "a stage closed before it passes the average leaves too much for the last": within_average(costs, ranks),
         "a layer across a share of the total may belong on either side of the cut": at_shares(costs, ranks),
-        "the sum of the squares is as small as can be; a step waits for the slowest stage": best_counts(
-            costs, ranks, squares
-        ),
-        "the difference of the slowest and the fastest stage is as small as can be; a step waits for the slowest": (
+        "this minimizes the sum of the squares; a step waits for the slowest stage": best_counts(costs, ranks, squares),
+        "this minimizes the difference between the slowest and the fastest stage; a step waits for the slowest": (
             best_counts(costs, ranks, spread)
         ),
     }
@@ -192,12 +192,12 @@ class Logged(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, log):
         ctx.log = log
-        log.append(f"F of {len(x)} rows")
+        log.append(f"F of {len(x)} samples")
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        ctx.log.append(f"B of {len(gradient)} rows")
+        ctx.log.append(f"B of {len(gradient)} samples")
         return gradient, None
 
 
@@ -222,9 +222,9 @@ def whole_batch(rows, micros, seed, weigh):
 
 @check("14.2")
 def check_accumulate(answer, variant):
-    """Gradients and loss of the whole batch, one micro-batch at a time."""
+    """Gradients and loss are those of the entire batch; one micro-batch is computed at a time."""
     for size, micros in ((8, 4), (variant.size, 3), (6, 4), (5, 1)):
-        where = f"{size} rows in {micros} micro-batches"
+        where = f"{size} samples in {micros} micro-batches"
         rows = [len(part) for part in torch.arange(size).tensor_split(micros)]
         right = [each / size for each in rows]
         seed = variant.seed
@@ -241,18 +241,18 @@ def check_accumulate(answer, variant):
         means = whole_batch(rows, micros, seed, [1 / micros] * micros)
         sums = whole_batch(rows, micros, seed, [1.0] * micros)
         slips = {
-            "each backward adds the gradient of a micro-batch's own mean: m times too much, unless it is scaled": (
+            "each backward pass adds the gradient of a micro-batch's own mean: m times too much, unless it is scaled": (
                 before + sums[0]
             ),
-            "a micro-batch counts by its rows, and these are not equally many": before + means[0],
-            "`.grad` was emptied: it had the gradients of an earlier batch": wanted,
+            "a micro-batch counts by its number of samples, and these numbers differ": before + means[0],
+            "`.grad` was reset, but it held the gradients of an earlier batch": wanted,
             "the gradients are divided, and so are those that `.grad` had before": (before + sums[0]) / micros,
         }
         gradient = weight.grad if weight.grad is not None else torch.zeros(0)
         EXACT(f"the gradient of the weight, {where}", gradient, before + wanted, slips=slips)
         loss_slips = {
             "this is the sum of the micro-batches' losses": sums[1],
-            "this is the mean of the micro-batches' losses; they have different numbers of rows": means[1],
+            "this is the mean of the micro-batches' losses; they have different numbers of samples": means[1],
             "this is the last micro-batch's loss": last,
             "this is the last micro-batch's share of the loss": last * rows[-1] / size,
         }
@@ -264,15 +264,15 @@ def check_accumulate(answer, variant):
 
 
 def check_log(log, rows, where):
-    forwards = [f"F of {each} rows" for each in rows]
-    backwards = [f"B of {each} rows" for each in rows]
+    forwards = [f"F of {each} samples" for each in rows]
+    backwards = [f"B of {each} samples" for each in rows]
     wanted = [each for pair in zip(forwards, backwards, strict=True) for each in pair]
     if sum(each[0] == "F" for each in log) == len(rows) and set(log) == set(wanted) and log != wanted:
-        slip = "all micro-batches go forward first, so the activations of the whole batch are alive: backward at once"
+        slip = "all forward passes come first, so the activations of the entire batch are alive"
     elif not any(each[0] == "B" for each in log):
-        slip = "no backward"
+        slip = "no backward pass ran"
     else:
-        slip = "micro-batches are those of `tensor_split`: `chunk` makes other ones, perhaps fewer"
+        slip = "micro-batches are those of `tensor_split`: `chunk` makes different ones, sometimes fewer"
     expect(f"what ran, {where}", log, wanted, slip=slip)
 
 
@@ -308,7 +308,7 @@ def usual_slip(plan, rank, ranks, micros):
     if foreign and len(foreign) == len(plan[rank]) and rank:
         return f"{foreign[0]} is of stage {foreign[0].stage}; rank {rank} has stage {rank}"
     if foreign:
-        return f"rank {rank} has stage {rank} alone, and {foreign[0]} is another rank's"
+        return f"rank {rank} has only stage {rank}, and {foreign[0]} is another rank's"
     try:
         check_complete(plan, ranks, micros)
     except ValueError as error:
@@ -336,14 +336,14 @@ def gpipe_slips(rank, ranks, micros):
     both = [Action(rank, kind, micro) for micro in range(micros) for kind in "FB"]
     later = backwards(rank, micros)
     return {
-        "backwards begin with micro-batch 0 here, as torch's do: from last to first works, too, but all ranks must "
+        "backward passes begin with micro-batch 0 here, as in torch: the other order works, too, but all ranks must "
         "agree": forwards(rank, micros) + later[::-1],
-        "a backward after each forward: the next micro-batch waits for it, and only one is ever under way": both,
-        "a rank has a stage, and all micro-batches: the two were swapped": [
+        "a backward pass after each forward pass: the next micro-batch waits, so only one is ever in progress": both,
+        "a rank has one stage and all micro-batches: the two were swapped": [
             Action(micro, kind, rank) for kind in "FB" for micro in range(micros)
         ],
-        "backward cannot come before forward": later + forwards(rank, micros),
-        "a forward without a backward trains nothing": forwards(rank, micros),
+        "the backward pass cannot come before the forward pass": later + forwards(rank, micros),
+        "a forward pass without a backward pass trains nothing": forwards(rank, micros),
     }
 
 
@@ -372,21 +372,27 @@ def one_f_one_b_slips(rank, ranks, micros):
     ahead = ranks - 1 - rank
     right = pairs_after(rank, micros, ahead)
     return {
-        "all forwards first is GPipe": right_gpipe(rank, ranks, micros),
-        "a forward and its backward in turn, without any ahead: each waits for the whole way there and back": (
+        "all forward passes first: this is GPipe": right_gpipe(rank, ranks, micros),
+        "forward and backward passes in turn, without a warm-up: each waits for the full round trip": (
             pairs_after(rank, micros, 0)
         ),
-        "the last rank is the one that needs no forwards ahead: count the ranks behind, not those before": pairs_after(
+        "the last rank needs no warm-up: count the ranks after this one, not those before it": pairs_after(
             rank, micros, rank
         ),
-        "one forward too many is ahead: the pair itself begins with a forward": pairs_after(rank, micros, ahead + 1),
-        "every rank goes ahead as far as the first, and holds as much": pairs_after(rank, micros, ranks - 1),
+        "the warm-up has one forward pass too many: the pair itself begins with one": pairs_after(
+            rank, micros, ahead + 1
+        ),
+        "every rank has the warm-up of the first, and holds as many micro-batches": pairs_after(
+            rank, micros, ranks - 1
+        ),
         "the gradient that comes back first is that of the oldest micro-batch, not of the newest": pairs_after(
             rank, micros, ahead, newest=True
         ),
-        "in a pair the forward comes first": pairs_after(rank, micros, ahead, backward_first=True),
-        "two forwards ahead for each rank behind are for interleaved stages": pairs_after(rank, micros, 2 * ahead),
-        "the backwards that are left at the end are missing": right[: len(right) - min(ahead, micros)],
+        "in a pair, the forward pass comes first": pairs_after(rank, micros, ahead, backward_first=True),
+        "a warm-up of two forward passes for each later rank is for interleaved stages": pairs_after(
+            rank, micros, 2 * ahead
+        ),
+        "the remaining backward passes at the end are missing": right[: len(right) - min(ahead, micros)],
     }
 
 
@@ -408,7 +414,7 @@ def few_micro_batches(answer, error):
         for rank in range(ranks)
     ):
         first = str(error).splitlines()[0]
-        return AnswerError(f"{first}\nlikely slip: there may be fewer micro-batches than ranks behind this one")
+        return AnswerError(f"{first}\nlikely slip: there may be fewer micro-batches than ranks after this one")
     return error
 
 
@@ -496,13 +502,13 @@ def plans(variant):
 
 DEADLOCKS = {
     "a last rank whose backward comes before its forward": ["0F0 0B0", "1B0 1F0"],
-    "a rank that wants a gradient before it has sent what it is of": ["0F0 0B1 0F1 0B0", "1F0 1F1 1B0 1B1"],
+    "a rank that waits for a gradient before it has sent the activations": ["0F0 0B1 0F1 0B0", "1F0 1F1 1B0 1B1"],
 }
 
 
 def observe_deadlock(answer, plan):
     """How the answer reports a deadlock, and the likely slip."""
-    slip = "if a whole round over the ranks moves none of them, nothing will: raise RuntimeError"
+    slip = "if a full round over the ranks makes no progress, it is a deadlock: raise RuntimeError"
     try:
         found = answer(plan, {"F": 1.0, "B": 2.0})
     except RecursionError:
@@ -511,9 +517,9 @@ def observe_deadlock(answer, plan):
     except RuntimeError:
         return "RuntimeError", None
     except Exception as error:
-        return f"{type(error).__name__} ({error})", "the error of a deadlock is RuntimeError, whatever comes first"
+        return f"{type(error).__name__} ({error})", "a deadlock has to raise RuntimeError, whatever comes first"
     if isinstance(found, dict) and len(found) == sum(map(len, plan)):
-        slip = "every action has ended, although one waits for itself: a backward needs its own stage's forward, too"
+        slip = "an action waits for itself but has ended: a backward pass needs its own stage's forward pass, too"
     return describe(found), slip
 
 
@@ -525,7 +531,7 @@ def check_ends(answer, variant):
             where = f"{name}, F {seconds['F']:g} and B {seconds['B']:g}"
             compare_ends(ended(answer, plan, seconds, where), plan, seconds, where)
     for name, rows in DEADLOCKS.items():
-        slip = "if a whole round over the ranks moves none of them, nothing will: raise RuntimeError"
+        slip = "if a full round over the ranks makes no progress, it is a deadlock: raise RuntimeError"
         ((got, usual),) = on_ranks(1, observe_deadlock, answer, by_hand(*rows), timeout=6.0, slip=slip)
         expect(f"a deadlock, {name}", got, "RuntimeError", slip=usual)
 
@@ -538,7 +544,7 @@ def ended(answer, plan, seconds, where):
     except RuntimeError as error:
         if "write it yourself" in str(error):
             raise
-        slip = "one waiting rank is no deadlock yet, and stage 0's F and the last stage's B wait for no other stage"
+        slip = "one waiting rank is not yet a deadlock, and stage 0's F and the last stage's B wait for no other stage"
         raise AnswerError(f"{where}: no deadlock, but it raises {error!r}\nlikely slip: {slip}") from error
     slip = "the lists are the caller's: count positions, or copy them"
     expect(f"the plan afterwards, {where}", list(map(as_text, given)), list(map(as_text, plan)), slip=slip)
@@ -555,7 +561,7 @@ def compare_ends(got, plan, seconds, where):
         raise AnswerError(
             f"{where}: expected {len(wanted)} actions, got {len(got)}: {(missing or extra)[0]} is "
             f"{'missing' if missing else 'in no list'}\nlikely slip: a rank whose next action has no inputs yet has to "
-            "be looked at again, when other ranks have moved"
+            "be checked again when other ranks have made progress"
         )
     slip = next((text for text, rule in RULES.items() if explains(rule, got, plan, seconds)), None)
     for action in sorted(wanted, key=lambda each: wanted[each]):
@@ -573,17 +579,19 @@ RULES = {
     "a rank does one thing at a time: an action also waits for the one before it in the list": partial(
         timed, queue=False
     ),
-    "a backward waits for the gradient from the next stage": partial(timed, needs=no_gradients),
-    "a forward waits for the activations of the stage before": partial(timed, needs=no_activations),
-    "a backward waits for the next stage's backward, not for its forward": partial(timed, needs=next_forward),
-    "gradients come from the stage after, not from the stage before": partial(timed, needs=gradient_from_before),
+    "a backward pass waits for the gradient from the next stage": partial(timed, needs=no_gradients),
+    "a forward pass waits for the activations of the previous stage": partial(timed, needs=no_activations),
+    "a backward pass waits for the next stage's backward pass, not for its forward pass": partial(
+        timed, needs=next_forward
+    ),
+    "gradients come from the next stage, not from the previous one": partial(timed, needs=gradient_from_before),
     "an action waits for the latest of its inputs; their times do not add up": partial(timed, join=sum),
     "an action begins with the latest of its inputs, not the earliest": partial(timed, join=min),
-    "these are the beginnings": lambda plan, seconds: {
+    "these are the times at which actions begin": lambda plan, seconds: {
         each: end - seconds[each.kind] for each, end in timed(plan, seconds).items()
     },
     "F and B take different times": lambda plan, seconds: timed(plan, dict.fromkeys("FB", seconds["F"])),
-    "a backward takes seconds['B'], which need not be twice a forward": lambda plan, seconds: timed(
+    "a backward pass takes seconds['B'], which need not be twice seconds['F']": lambda plan, seconds: timed(
         plan, {"F": seconds["F"], "B": 2 * seconds["F"]}
     ),
     "the times of F and B are swapped": lambda plan, seconds: timed(plan, {"F": seconds["B"], "B": seconds["F"]}),
@@ -641,7 +649,7 @@ class Sums(TorchDispatchMode):
 
 
 def calls_of(later, backwards):
-    """The functions that the backwards have put off: one each."""
+    """The functions that the backward passes have postponed: one each."""
     if strange := [each for each in later if not callable(each)]:
         raise AnswerError(f"later: expected functions without arguments, got {describe(strange[0])}")
     slip = "one function for both gradients: W is one action"
@@ -665,16 +673,16 @@ def check_linear_later(answer, variant):
     y = linear(leaf * 1, w, b)
     slips = {"the bias is missing": F.linear(x, weight)}
     EXACT("the output", y.detach() if isinstance(y, Tensor) else y, F.linear(x, weight, bias), slips=slips)
-    slip = "forward has put something into `later`: the gradient of y is not there yet"
+    slip = "the forward pass has put something into `later`: the gradient of y is not there yet"
     expect("functions in `later` after forward", len(later), 0, slip=slip)
     if not y.requires_grad:
         raise AnswerError("the output has no gradient\nlikely slip: return `apply` of an autograd function")
     with FlopCounterMode(display=False) as counter, Sums() as sums:
         y.backward(gradient)
     check_backward(leaf.grad, gradient @ weight, (w, b), later)
-    slip = "the product of the gradient and x is done in backward: only adding it up is left for later"
+    slip = "the matmul of the gradient and x runs in the backward pass: only the addition is left for later"
     expect("floating-point operations of backward", counter.get_total_flops(), product, slip=slip)
-    slip = "the gradient of the bias is computed in backward: only adding it up is left for later"
+    slip = "the gradient of the bias is computed in the backward pass: only the addition is left for later"
     expect("sums in backward", sums.count, 0, slip=slip)
     check_later(calls_of(later, 1), (w, b), gradients_of(x, gradient), product)
     check_two(answer, variant)
@@ -682,16 +690,16 @@ def check_linear_later(answer, variant):
 
 
 def check_backward(got, wanted, parameters, later):
-    """The gradients that backward has computed, and the functions that it has put off."""
+    """The gradients that the backward pass has computed, and the functions that it has postponed."""
     if None in later:
         raise AnswerError("`later` has None\nlikely slip: append the function, not what it returns")
     w, b = parameters
-    left = "nothing was put off: the gradients of the weights are computed in backward"
+    left = "nothing was postponed: the gradients of the weights are computed in the backward pass"
     expect("weight.grad after backward", None if w.grad is None else "a gradient", None, slip=left)
-    slip = "the weight's gradient is put off, the bias's is not: backward returns None for both"
+    slip = "the weight's gradient is postponed, the bias's is not: backward returns None for both"
     expect("bias.grad after backward", None if b.grad is None else "a gradient", None, slip=slip)
-    slip = "the gradient of x is put off, too: the stage before waits for it"
-    slips = {slip: torch.zeros_like(wanted), "backward returns it first: the stage before waits for it": None}
+    slip = "the gradient of x is postponed, too, but the previous stage waits for it"
+    slips = {slip: torch.zeros_like(wanted), "backward returns it first: the previous stage waits for it": None}
     EXACT("x's gradient after backward", got, wanted, slips=slips)
 
 
@@ -711,7 +719,7 @@ def check_later(calls, parameters, wanted, product):
         except RuntimeError as error:
             if "size" not in str(error):
                 raise
-            slip = "of x and the gradient of y one is transposed, so that the product has the weight's shape"
+            slip = "one of x and the gradient of y has to be transposed, so that the result has the weight's shape"
             raise AnswerError(f"a function of `later`: {error}\nlikely slip: {slip}") from error
     rows = product // (2 * OUT * IN)
     slips = {
@@ -726,9 +734,9 @@ def check_later(calls, parameters, wanted, product):
         "the function computes the bias's gradient, too": None,
     }
     EXACT("bias.grad when all of `later` has been called", b.grad, wanted[1], slips=slips)
-    slip = "the product was recorded by autograd, and keeps x's graph alive: `x.detach()`, or torch.no_grad()"
+    slip = "autograd recorded the matmul, which keeps x's graph alive: `x.detach()`, or torch.no_grad()"
     expect("weight.grad has a graph", w.grad.requires_grad, False, slip=slip)
-    slip = "one product is needed: no second forward, and nothing that backward has computed"
+    slip = "one matmul is needed: no second forward pass, and nothing that the backward pass has computed"
     expect("floating-point operations of `later`", counter.get_total_flops(), product, slip=slip)
 
 
@@ -750,9 +758,9 @@ def check_two(answer, variant):
     second()
     for name, parameter, one, two in zip(("weight", "bias"), parameters, first_alone, alone, strict=True):
         slips = {
-            "this is another micro-batch's: a function does the work of its own backward": one,
-            "a function does the work of its own backward, not all that is left": one + two,
-            "a function does the work of its own backward: none was done": None,
+            "this is another micro-batch's: a function does the work of its own backward pass": one,
+            "a function does the work of its own backward pass, not all the work in `later`": one + two,
+            "a function does the work of its own backward pass: none was done": None,
         }
         EXACT(f"{name}.grad after the second micro-batch's function alone", parameter.grad, two, slips=slips)
     first()
@@ -761,7 +769,7 @@ def check_two(answer, variant):
             f"`.grad` of the {name} was replaced: gradients of micro-batches add up": one,
             "x is that of the last forward: each backward needs its own, from `ctx`": mix + two,
         }
-        slip = "each backward puts off its own micro-batch: keep x and gradient of each"
+        slip = "each backward pass postpones the work of its own micro-batch: keep x and the gradient of each"
         EXACT(f"{name}.grad of two micro-batches", parameter.grad, one + two, slips=slips, slip=slip)
 
 
@@ -794,7 +802,7 @@ LISTS = {
     "two stages, one of them backwards from the last": "0F0 0F1 2F0 2F1 2B1 2B0 0B0 0B1",
     "zero bubble": "0F0 0F1 0I0 0I1 0W0 0W1",
     "zero bubble, two stages": "1F0 1F1 3F0 3I0 3F1 1I0 3W0 3I1 1W0 1I1 3W1 1W1",
-    "a whole backward and a split one": "0F0 0F1 0I0 0W0 0B1",
+    "a full backward pass and a split one": "0F0 0F1 0I0 0W0 0B1",
 }
 
 
@@ -843,8 +851,8 @@ def reducing(actions, zero):
     done, wanted, newest = of("BW"), both("BW"), max(each.micro for each in actions)
     firsts = {actions[at].stage: at for at in reversed(done)}
     return wanted, {
-        "ZeRO-1 keeps whole gradients for the step: one message for each stage, not one for each micro-batch": done,
-        "ZeRO-2 keeps no whole gradients from one micro-batch to the next": once(done),
+        "ZeRO-1 keeps unsharded gradients for the step: one message for each stage, not one for each micro-batch": done,
+        "ZeRO-2 keeps no unsharded gradients from one micro-batch to the next": once(done),
         "each stage has gradients of its own: those of one micro-batch are complete once for each stage": once(
             done, "micro"
         ),
@@ -858,17 +866,19 @@ def reducing(actions, zero):
             len(actions) - 1
         ],
         "I computes the gradient of the input; those of the weights come with W": both("BI"),
-        "backward in two parts adds to gradients, too: it has no B": both("B"),
-        "a whole backward adds to gradients, too: it has no W": both("W"),
-        "whole and split backwards add to the same gradients: one message for each stage": sorted(
+        "a split backward pass adds to gradients, too: it has no B": both("B"),
+        "a full backward pass adds to gradients, too: it has no W": both("W"),
+        "full and split backward passes add to the same gradients: one message for each stage": sorted(
             {(actions[at].stage, actions[at].kind): at for at in done}.values()
         ),
-        "a forward computes no gradients: they are complete after B or W": both("F"),
+        "a forward pass computes no gradients: they are complete after B or W": both("F"),
         "the gradients are complete after the last backward, not after the first": sorted(firsts.values()),
         "these are counted from 1": [at + 1 for at in wanted],
         "these are the positions before": [at - 1 for at in wanted],
-        "count all actions of the list, not only backwards": [done.index(at) for at in wanted],
+        "count all actions of the list, not only backward passes": [done.index(at) for at in wanted],
         "after I and after W: a micro-batch's gradients are complete once": of("BIW"),
-        "after every action: a forward computes no gradients, and I only that of the input": list(range(len(actions))),
+        "after every action: a forward pass computes no gradients, and I only that of the input": list(
+            range(len(actions))
+        ),
         "these are the actions' micro-batches, not their positions": [actions[at].micro for at in wanted],
     }

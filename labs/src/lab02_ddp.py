@@ -147,7 +147,7 @@ assert torch.allclose(mean, whole, atol=1e-6)
 #
 # A *post-accumulate-grad hook* is a function that autograd calls with a parameter as soon as
 # `backward` has accumulated this parameter's gradient into `.grad`. Write the body of the hook: it replaces
-# `param.grad` by its mean over the ranks of `group`.
+# `param.grad` with its mean over the ranks of `group`.
 #
 # Use `comm.all_reduce(tensor, group, op)`: it reduces `tensor` in place, with the same result on
 # all ranks, and returns a handle. The result may be read after `handle.wait()`. The operation `op`
@@ -174,9 +174,9 @@ def average_gradient(param: nn.Parameter, group: comm.Group) -> None:
 
 
 # %% [markdown]
-# Rung 1 registers the hook on every parameter. The training loop is the same as in one process. In
-# the code, a *rung* is a function that prepares a model and returns the function that the loop
-# calls between `backward` and `step`. For rung 1, the returned function does nothing.
+# Rung 1 registers the hook on every parameter. The training loop is the same as for a single process. In the code, a
+# *rung* is a function that prepares a model and returns the function that the loop calls between `backward` and `step`.
+# For rung 1, the returned function does nothing.
 
 
 # %%
@@ -231,7 +231,8 @@ def close(mine: list[float], theirs: list[float]) -> bool:
 # ### Measured: the same loss as a single process
 #
 # For each step, the cell prints the mean of all ranks' losses next to the loss of a single process with the full batch.
-# Equal parameters, gradients and optimizers produce equal steps, so the copies never need to be compared again.
+# Equal parameters, gradients and optimizers produce equal steps, so the copies of the model never need to be compared
+# again.
 
 # %% tags=["C7"]
 one_process, two_ranks = mean_losses(alone, 1), mean_losses(rung_1, RANKS)
@@ -472,10 +473,10 @@ except RankError as error:
     print("rank 0 is in", " <- ".join(name for name in functions if name in ("wait", "average_gradient")))
 
 # %% [markdown]
-# Rank 0's second all-reduce has no counterpart on rank 1. An uneven number of batches has the same effect: the rank
-# with an additional batch waits in that batch's first all-reduce. The stack of the stuck rank shows *where* it is
-# waiting; the logs of the other ranks show what they did instead. (With NCCL, the rank does not hang in `wait`, which
-# blocks a stream and not the host, but where the host needs the value of a gradient.)
+# Rank 0's second all-reduce has no counterpart on rank 1. If the ranks have different numbers of batches, the effect is
+# the same: the rank with an additional batch waits in that batch's first all-reduce. The stack trace of the stuck rank
+# shows *where* it is waiting; the logs of the other ranks show what they did instead. (With NCCL, `wait` blocks a
+# stream and not the host, so the rank hangs only where the host needs the value of a gradient.)
 #
 # A hang is not the worst outcome. Now rank 0 uses layer 0 and rank 1 uses layer 1, so each rank issues one all-reduce:
 
@@ -503,7 +504,7 @@ print(f"rank 0's gradient of layer 0 is averaged with rank 1's gradient of layer
 #
 # *12 minutes, medium*
 #
-# Every message takes one latency, however short it is, plus bytes / bandwidth. Collecting gradients in *buckets*
+# However short it is, every message takes the full latency, plus bytes / bandwidth. Collecting gradients in *buckets*
 # reduces the number of latencies. Buckets are assigned by the same three rules as in torch
 # (`_compute_bucket_assignment_by_size`):
 #
@@ -559,15 +560,15 @@ print(f"the same buckets as torch's: {[list(map(id, b)) for b in buckets] == [li
 # *10 minutes, medium*
 #
 # The reduction of a bucket has two halves. The first half copies the gradients into one flat buffer and issues the
-# all-reduce. The second half (exercise 2.4) waits and copies the means back. Other work can run between the two halves,
-# as it does in rung 3.
+# all-reduce. The second half (exercise 2.4) waits for the all-reduce and copies the means back. Other work can run
+# between the two halves, as it does in rung 3.
 #
 # `device.empty(numel, dtype, "communication", where)` allocates the buffer without initializing it, and records its
 # role in the ledger; `where` is the `.device` of a parameter. `flat.split([n, m, ...])` returns views of consecutive
 # ranges of the buffer.
 #
 # A gradient that is None on this rank counts *as zero*. All ranks then have the same buckets,
-# whichever parameters they used, and the mean over the ranks is still a sum divided by N.
+# whichever parameters they used, and the mean over the ranks is still the sum divided by N.
 #
 # These buffers are called *staging* buffers. Suppose that each bucket is finished before the next one is started.
 # Predict: how many bytes of staging buffers are allocated at the peak? (The number of elements in each bucket is
@@ -648,9 +649,9 @@ assert staging == max(bucket_bytes), f"{staging:,} bytes on top of the gradients
 # %% [markdown]
 # ### Measured: buckets save latency
 #
-# Both rungs move the same number of bytes. The emulated link has a latency of 1 ms and 25 MB/s per direction, which is
-# slow enough to matter for a model that fits on a laptop. A message of `wire` bytes takes latency + wire / bandwidth.
-# In a ring of N ranks, each rank sends 2 (N - 1) / N * b bytes in an all-reduce of b bytes.
+# Both rungs move the same number of bytes. The emulated link has a latency of 1 ms and a bandwidth of 25 MB/s per
+# direction. This is slow enough to matter for a model that fits on a laptop. A message of `wire` bytes takes latency +
+# wire / bandwidth. In a ring of N ranks, each rank sends 2 (N - 1) / N * b bytes in an all-reduce of b bytes.
 
 # %% tags=["C7"]
 LINK = "latency=1ms,bandwidth=25MB/s"
@@ -1133,7 +1134,7 @@ print("mean at every reduction:            ", means)
 print("sums, divided by N at the end:      ", sums)
 
 # %% [markdown]
-# Another common claim is that accumulation *with* communication "reduces after several steps". In fact, it reduces in
+# A common misconception is that accumulation *with* communication "reduces after several steps". In fact, it reduces in
 # every micro-batch. In DDP, this only causes traffic; with sharded gradients, it saves memory (labs 03 and 09).
 #
 # ## Questions
@@ -1144,9 +1145,9 @@ print("sums, divided by N at the end:      ", sums)
 #
 # Rank 0 waits in the first all-reduce of its last backward pass until the timeout. There are three fixes. The first is
 # to drop the last batch, with a sampler that gives all ranks the same number of batches. The second is an all-reduce of
-# one number per step, with which the ranks agree on whether to continue. The third is to have finished ranks take part
-# in the remaining collectives with zeros, as torch's `Join` does, and to divide by the number of ranks that still have
-# data.
+# one number per step, with which the ranks agree on whether to continue. The third is to let the ranks that have
+# finished take part in the remaining collectives with zeros, as torch's `Join` does, and to divide by the number of
+# ranks that still have data.
 # </details>
 #
 # **2. The samples are padded sentences and the loss is the mean over non-padding tokens. Is the mean of all ranks'
@@ -1163,18 +1164,18 @@ print("sums, divided by N at the end:      ", sums)
 #
 # <details><summary>Answer</summary>
 #
-# The reduction of a single bucket is launched with the last gradient, so there is only one latency, but no overlap.
-# Buckets with one parameter each are reduced as early as possible, but each incurs a latency. The best size lies in
-# between and grows with the latency and with N; torch's default is 25 MiB.
+# If there is only one bucket, its reduction is launched after the last gradient, so there is only one latency, but no
+# overlap. Buckets with one parameter each are reduced as early as possible, but each incurs a latency. The best size
+# lies in between and grows with the latency and with N; torch's default is 25 MiB.
 # </details>
 #
 # **4. Is it enough to put only the backward pass inside `with ddp.no_sync():`?**
 #
 # <details><summary>Answer</summary>
 #
-# Not in torch. `DistributedDataParallel.forward` decides whether the following backward pass reduces, so the forward
-# pass must be inside too. A forward pass outside the `with` block is the usual reason why `no_sync` seems to have no
-# effect.
+# Not in torch. `DistributedDataParallel.forward` decides whether the following backward pass reduces the gradients, so
+# the forward pass must be inside too. A forward pass outside the `with` block is the usual reason why `no_sync` seems
+# to have no effect.
 # </details>
 #
 # **5. gloo's all-reduce blocks the host in `wait()`, whereas NCCL's does not. What does the `finish` of rung 3 do on a
@@ -1183,8 +1184,8 @@ print("sums, divided by N at the end:      ", sums)
 # <details><summary>Answer</summary>
 #
 # `wait()` makes the compute stream wait for the communication stream, and the host runs ahead. The host issues the
-# copies back and the optimizer's kernels, which start when the reductions have finished. So the host determines the
-# order of the work, and the device determines when it runs.
+# kernels that copy the means back and those of the optimizer. They start when the reductions have finished. So the host
+# determines the order of the work, and the device determines when it runs.
 # </details>
 #
 # ## Further reading

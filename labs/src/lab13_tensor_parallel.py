@@ -10,36 +10,37 @@
 # %% [markdown]
 # # Lab 13: tensor parallelism
 #
-# FSDP shards the *storage*. While a layer is being computed, its parameters are whole, and each rank has its own rows
-# of the batch. Tensor parallelism shards the *computation*. A rank keeps one shard of a matrix and multiplies only
-# with that shard, and all ranks work on the same rows of the batch. Parameters are never sent; activations are.
+# FSDP shards the *storage*. While a layer is being computed, its parameters are unsharded, and each rank has its own
+# samples of the batch. Tensor parallelism shards the *computation*. Each rank keeps one shard of a matrix and
+# multiplies only by that shard, and all ranks work on the same samples. The ranks send activations and never
+# parameters.
 #
-# ![The product of a 2 by 3 and a 3 by 2 matrix, computed in two ways: with the second matrix split by columns, where
-# the results are placed side by side, and split by rows, where the partial sums are
+# ![The matmul of a 2 by 3 and a 3 by 2 matrix, computed in two ways: with the second matrix split by columns, where the
+# results are placed side by side, and split by rows, where the partial sums are
 # added](../slides/figures/split-product.svg)
 #
-# *From [lecture 7, Tensor parallelism and pipelines](../slides/split.md), whose first half comes before this lab.*
+# *From [lecture 7, Tensor parallelism and pipelines](../slides/split.md). Its first half comes before this lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
-# - split a matrix product by columns and by rows, and name the collective that each split needs;
-# - explain where a transformer block sums over the ranks in forward, where it does so in backward, and why it needs
-#   no other sums;
+# - split the weight of a matmul by columns and by rows, and name the collective that each split needs;
+# - explain where a transformer block sums over the ranks in the forward and the backward pass, and why it needs no
+#   other sums;
 # - compute a cross-entropy when no rank has all the logits;
-# - shard norms and dropout along the sequence, and name the parameters whose gradients are then only partial sums;
+# - shard norms and dropout along the sequence, and name the parameters whose gradients then become partial sums;
 # - predict activation memory and traffic from b, s, h and t, and decide when tensor parallelism sends less than FSDP.
 #
-# **You need** labs 00 to 05: all-reduce, all-gather and reduce-scatter, and the bytes that a ring sends for each of
-# them.
+# **You need** labs 00 to 05: all-reduce, all-gather and reduce-scatter, and the number of bytes that a ring sends for
+# each of them.
 #
 # **Time** 85 minutes. **Runs** on a laptop (gloo, 2 to 4 processes), on one GPU, or on a GPU node (NCCL, one rank per
 # GPU). **Memory** less than 40 MiB of tensors per rank.
 #
-# The papers write t for the number of tensor-parallel ranks, and b, s and h for batch size, sequence length and
-# width. This lab does the same. A tensor is *whole* if every rank holds all of it, *sharded* if each rank holds one
-# part, its shard, and a *partial sum* if the ranks' tensors have to be added up to give the result. All-reduce,
+# As in the literature, t is the number of tensor-parallel ranks, and b, s and h are the batch size, the sequence length
+# and the width. A tensor is *replicated* if every rank holds a full copy of it. It is *sharded* if each rank holds one
+# part, its shard. It is a *partial sum* if the ranks have to add up their tensors to get the result. All-reduce,
 # all-gather and reduce-scatter are *collectives*: operations that all ranks of a group run together. This lab counts
-# each as one message.
+# each collective as one message.
 
 # %% tags=["setup"]
 # set-up
@@ -63,40 +64,41 @@ Operator = Callable[[Tensor], Tensor]  # of activations, such as f and g in 13.2
 #
 # In the drawing, x is [[1, 2, 3], [4, 5, 6]], w is [[1, 2], [3, 4], [5, 6]], and there are two ranks.
 #
-# **Splitting w by columns.** A rank has some columns of w and all of x, and computes the same columns of the product.
-# The ranks' columns are then placed side by side. An all-gather needs parts of equal size. If t does not divide the
-# number of columns, the last ranks have fewer columns, or none, so their products have to be padded before the gather,
-# and the padding is removed afterwards.
+# **Splitting w by columns.** Each rank has some columns of w and all of x, and computes the same columns of x w. An
+# all-gather then places the ranks' columns side by side. It needs shards of equal size. If t does not divide the number
+# of columns, the last ranks have fewer columns, or none. They have to pad their results before the gather, and every
+# rank removes the padding afterwards.
 #
-# **Splitting w by rows.** A rank has some rows of w and multiplies them with the matching *columns* of x. The result
-# has the full shape, but it is only a partial sum: the ranks' results have to be added up.
+# **Splitting w by rows.** Each rank has some rows of w and multiplies the matching *columns* of x by them. The result
+# has the full shape, but it is only a partial sum: an all-reduce has to add up the ranks' results.
 #
-# `group` is a process group, as in lab 01: `group.size()` is t, and `group.rank()` is this rank's number in it, from 0.
+# `group` is a process group, as in lab 01: `group.size()` is t, and `group.rank()` is this rank's number in the group,
+# from 0.
 #
-# Predict: both collectives use a ring. Divide the bytes that a rank sends with w split by rows by the bytes that it
-# sends with w split by columns, for the same product on the same ranks. What is the quotient?
+# Predict: both collectives use a ring. Compare the two splits for the same matmul on the same ranks. How many times as
+# many bytes does a rank send with w split by rows as with w split by columns?
 
 # %%
-predict("13.1", ..., "bytes that a rank sends by rows, over those by columns")
+predict("13.1", ..., "ratio of bytes sent: w split by rows to w split by columns")
 
 
 # %% tags=["exercise-13.1"]
 @exercise("13.1")
 def multiply(x: Tensor, w: Tensor, by: Literal["columns", "rows"], group: Group) -> Tensor:
-    """Compute x w, with each rank multiplying with only its shard of w.
+    """Compute x w. Each rank multiplies only by its shard of w.
 
-    `comm.all_gather(output, part, group).wait()` joins parts of equal size along the first dimension.
+    `comm.all_gather(output, part, group).wait()` joins shards of equal size along the first dimension.
     `comm.all_reduce(tensor, group).wait()` sums in place. Both need contiguous tensors.
 
     Args:
         x: [rows, in], the same on every rank of `group`.
-        w: [in, out], the same on every rank. A rank multiplies with only its shard.
+        w: [in, out], the same on every rank. Each rank multiplies only by its shard.
         by: the dimension along which w is split. The shards are those of `torch.chunk`: ceil(length / t)
             columns or rows each; the last ranks may have fewer, or none.
         group: the t ranks, which may be only some of the ranks in the world.
 
     Returns:
-        [rows, out], the whole product on every rank, after a single collective.
+        [rows, out], the full result on every rank, after a single collective.
     """
     ...
 
@@ -134,7 +136,7 @@ X, W = torch.tensor([[1.0, 2, 3], [4, 5, 6]]), torch.tensor([[1.0, 2], [3, 4], [
 
 # %% tags=["C27"]
 def smallest(by: Literal["columns", "rows"]) -> tuple[Any, list[str], float]:
-    """Return this rank's product, the collectives, and the number of bytes sent."""
+    """Return this rank's result, the collectives, and the number of bytes sent."""
     x, w = X.to(rank_device()), W.to(rank_device())
     with comm.record() as calls:
         product = multiply(x, w, by, comm.world())
@@ -153,38 +155,38 @@ slips = {"an all-reduce goes around the ring twice, an all-gather once": 1}
 outcome("13.1", sent["rows"] / sent["columns"], ranks=2, slips=slips)
 
 # %% [markdown]
-# Two consecutive layers need fewer messages than two separate ones. Split the first matrix by columns and the second
-# by rows. The columns that a rank computes in the first layer are exactly the ones that it needs as input to the
-# second, so nothing is sent between the two layers. A single sum at the end is enough. This pair is the idea behind
-# Megatron-LM ([Shoeybi et al., section 3](https://arxiv.org/abs/1909.08053)).
+# Two consecutive layers need fewer messages than two separate ones. Split the first matrix by columns and the second by
+# rows. In the first layer, each rank computes exactly the columns that it needs as input to the second, so the ranks
+# send nothing between the two layers. A single sum at the end is enough. This pair is the idea behind Megatron-LM
+# ([Shoeybi et al., section 3](https://arxiv.org/abs/1909.08053)).
 #
 # ## 13.2 f and g
 #
 # *8 minutes, medium*
 #
-# Backward needs messages, too, and autograd does not record the collectives in `comm`. A buffer that a collective has
-# filled has no gradient, and the gradient of a tensor that was summed in place is computed as if there had been no sum.
-# torch reports this only as a warning, if at all. Two autograd functions, called f and g in Megatron-LM, therefore
-# supply the messages in both directions.
+# The backward pass needs messages, too, and autograd does not record the collectives in `comm`. A buffer that a
+# collective has filled has no gradient. If a collective has summed a tensor in place, autograd computes its gradient as
+# if there had been no sum. torch reports this only as a warning, if at all. Two autograd functions, called f and g in
+# Megatron-LM, therefore supply the messages in both directions.
 #
-# **f** is applied where a whole activation enters the sharded layers. All ranks have the same x, and each multiplies it
-# with a different part of the weight, so each rank's gradient of x is a partial sum. In backward, f adds up these
-# gradients.
+# **f** is applied where a replicated activation enters the sharded layers. All ranks have the same x, and each
+# multiplies it by a different shard of the weight, so each rank's gradient of x is a partial sum. In the backward pass,
+# f adds up these gradients.
 #
-# **g** is applied where partial sums leave the sharded layers. In forward, g adds them up. All ranks continue with the
-# same sum, so in backward each rank already receives the complete gradient.
+# **g** is applied where partial sums leave the sharded layers. In the forward pass, g adds them up. All ranks continue
+# with the same sum, so each rank already receives the complete gradient in the backward pass.
 #
 # | | forward | backward |
 # |---|---|---|
 # | f | nothing | all-reduce |
 # | g | all-reduce | nothing |
 #
-# Predict: an easy slip is a g that runs an all-reduce in backward as well. Consider a model with two such pairs of
-# layers, one after the other, on 2 ranks. By what factor does this slip multiply the gradients of the *first* pair's
-# weights?
+# Predict: a common mistake is a g that also runs an all-reduce in the backward pass. Consider a model with two such
+# pairs of layers, one after the other, on 2 ranks. By what factor does this mistake multiply the gradients of the
+# *first* pair's weights?
 
 # %%
-predict("13.2", ..., "factor in the first pair's gradients, of two, on 2 ranks")
+predict("13.2", ..., "factor in the gradients of the first of two pairs, on 2 ranks")
 
 
 # %% tags=["exercise-13.2"]
@@ -192,11 +194,11 @@ predict("13.2", ..., "factor in the first pair's gradients, of two, on 2 ranks")
 def f_and_g(group: Group) -> tuple[Operator, Operator]:
     """Return f and g, which accept tensors of any shape.
 
-    f(x): returns x in forward; in backward, returns the sum of the ranks' gradients over `group`.
-    g(x): returns the sum of the ranks' x over `group`; in backward, returns the gradient unchanged.
+    f(x): returns x. In the backward pass, it returns the sum of the ranks' gradients over `group`.
+    g(x): returns the sum of the ranks' x over `group`. In the backward pass, it returns the gradient unchanged.
 
     Neither function modifies its input or the gradient that it receives, because other code may hold a
-    reference to them. A gradient may be non-contiguous, but the tensor sent must be contiguous.
+    reference to them. A gradient may be non-contiguous, but the tensor that is sent must be contiguous.
     """
     ...
 
@@ -206,20 +208,20 @@ def f_and_g(group: Group) -> tuple[Operator, Operator]:
 #
 # *5 minutes, easy*
 #
-# The block's MLP is `down(gelu(up(x)))`. `nn.Linear` stores its weight as [out, in], so splitting `up` by columns
-# means splitting the *first* dimension of its stored weight. Gelu works on each feature independently, so it needs no
-# message. The inner width, from `up` to `down`, is 4 h.
+# The block's MLP is `down(gelu(up(x)))`. `nn.Linear` stores its weight as [out, in], so splitting `up` by columns means
+# splitting the *first* dimension of its stored weight. GELU works on each feature independently, so it needs no
+# message. The inner width, between `up` and `down`, is 4 h.
 #
 # There are two biases. The bias of `up` is sharded in the same way as the columns of `up`. The bias of `down` is
-# whole on every rank. Where should it be added?
+# replicated. Where should it be added?
 #
-# Predict: attention is sharded in the same way. Each rank has some of the heads, that is, some columns of q, k and v,
-# together with the matching rows of the output projection. The embedding is sharded along the vocabulary and followed
-# by a g. The head starts with an f. How many messages of size [b, s, h] does a rank of a model with 4 blocks send in
-# one forward and backward pass? An all-reduce counts as one message.
+# Predict: attention is sharded in the same way. Each rank has some of the heads: some columns of q, k and v, and the
+# matching rows of the output projection. The embedding is sharded along the vocabulary and followed by a g. The head
+# starts with an f. How many messages of size [b, s, h] does a rank send in one forward and backward pass of a model
+# with 4 blocks? An all-reduce counts as one message.
 
 # %%
-predict("13.3", ..., "messages of [b, s, h] in a step, 4 blocks, embedding and head")
+predict("13.3", ..., "messages of size [b, s, h] in a step, with 4 blocks")
 
 
 # %% tags=["exercise-13.3"]
@@ -227,14 +229,14 @@ predict("13.3", ..., "messages of [b, s, h] in a step, 4 blocks, embedding and h
 def mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, f: Operator, g: Operator) -> Tensor:
     """Compute gelu(x up^T + up_bias) down^T + down_bias on t ranks, each with its own shards.
 
-    There is one message in forward, from g, and one in backward, from f.
+    There is one message in the forward pass, from g, and one in the backward pass, from f.
 
     Args:
-        x: [.., h], whole on every rank.
+        x: [.., h], replicated.
         up: [inner / t, h], this rank's columns, as `nn.Linear` stores them.
         up_bias: [inner / t], this rank's shard.
         down: [h, inner / t], this rank's rows, as `nn.Linear` stores them.
-        down_bias: [h], whole on every rank; every rank computes the same gradient for it.
+        down_bias: [h], replicated. Every rank computes the same gradient for it.
         f, g: the functions of 13.2.
 
     Returns:
@@ -246,23 +248,23 @@ def mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor,
 # %% [markdown]
 # ### Break it: a bias added before the sum
 #
-# `F.linear` accepts a bias, so it is easy to add the bias before g by mistake. The cell runs only forward, on 1, 2
-# and 3 ranks, and compares the output with that of one process.
+# `F.linear` accepts a bias, so it is easy to add the bias before g by mistake. The cell runs only the forward pass, on
+# 1, 2 and 3 ranks, and compares the output with that of one process.
 
 
 # %%
 SETTINGS = Settings(ranks=2, batch=8, layers=4, width=96, context=24)
-BATCHES = list(SETTINGS.batches())  # all tensor-parallel ranks take the same rows
+BATCHES = list(SETTINGS.batches())  # all tensor-parallel ranks take the same samples
 
 
 def whole(layers: int = 4, dtype: torch.dtype = torch.float32) -> GPT:
-    """A model with the same values on every rank, whose heads can be shared among 2, 3 or 4 ranks."""
+    """Return a model with the same values on every rank. 2, 3 or 4 ranks can share its heads."""
     torch.manual_seed(0)
     return GPT(width=96, layers=layers, heads=12, context=24).to(rank_device(), dtype)
 
 
 def too_early() -> tuple[float, float]:
-    """Return the error of the output in units of the bias, first for your MLP, then with the slip."""
+    """Return the error of the output in units of the bias, first for your MLP, then with the mistake."""
     group, block = comm.world(), whole(1, torch.float64).blocks[0]
     f, g = f_and_g(group)
     x = torch.randn(2, 3, 96, dtype=torch.float64, device=rank_device())
@@ -278,17 +280,17 @@ def too_early() -> tuple[float, float]:
 
 for ranks in (1, 2, 3):
     yours, slipped = launch(too_early, ranks)[0]
-    print(f"{ranks} rank(s): error / bias: yours {yours:.0e}, with the bias added before the sum {slipped:.6f}")
+    print(f"{ranks} rank(s): error / bias: {yours:.0e} for yours, {slipped:.6f} with the bias added before the sum")
     assert yours < 1e-9 < abs(slipped - (ranks - 1)) + 1e-6
 
 # %% [markdown]
-# On one rank, where code is usually tested first, the slip causes no error. On t ranks the bias is added t times.
+# On one rank, where code is usually tested first, the mistake has no effect. On t ranks, the bias is added t times.
 # Training adapts to that, and the resulting checkpoint is wrong for any other number of ranks.
 #
 # ### Break it: an all-reduce in both directions
 #
 # The model consists of two MLPs, one after the other, on 2 ranks. The cell prints gradient norms relative to those of
-# one process, first with your g and then with a g that also sums in backward.
+# one process, first with your g and then with a g that also sums in the backward pass.
 
 
 # %%
@@ -307,7 +309,7 @@ class Doubled(torch.autograd.Function):
 
 
 def two_pairs(doubled: bool) -> tuple[float, list[float]]:
-    """Return the ratio of the loss to one process's loss, and the same ratio for each pair's gradient."""
+    """Return the ratio of the loss to one process's loss, and the same ratio for the gradient norm of each pair."""
     group, model = comm.world(), whole(2, torch.float64)
     f, g = f_and_g(group)
     x = torch.randn(2, 3, 96, dtype=torch.float64, device=rank_device())
@@ -331,35 +333,36 @@ def two_pairs(doubled: bool) -> tuple[float, list[float]]:
 for name, doubled in (("yours", False), ("both ways", True)):
     loss, factors = launch(two_pairs, 2, doubled)[0]
     print(
-        f"{name:10} loss {loss:.6f} times the correct one, gradients of the first pair {factors[0]:.6f} times, "
-        f"of the second {factors[1]:.6f} times"
+        f"{name:10} ratios to one process: loss {loss:.6f}; gradients: first pair {factors[0]:.6f}, "
+        f"second pair {factors[1]:.6f}"
     )
-outcome("13.2", round(factors[0], 6), slips={"every g on the way back multiplies by t, the second pair's, too": 2})
+slips = {"in the backward pass, the g of each pair multiplies by t, so there are two factors": 2}
+outcome("13.2", round(factors[0], 6), slips=slips)
 
 # %% [markdown]
-# The loss does not reveal the slip, because forward is correct. AdamW divides each gradient by its own magnitude, so
-# the model even trains. But clipping sees a norm that is too large, and SGD takes steps that are too long. So compare
-# *gradients* with those of one process, not the first loss.
+# The loss does not reveal the mistake, because the forward pass is correct. AdamW divides each gradient by its own
+# magnitude, so the model even trains. But gradient clipping sees a norm that is too large, and SGD takes steps that are
+# too long. So compare *gradients* with those of one process; the first loss is not enough.
 #
 # ## 13.4 The loss from sharded logits
 #
 # *12 minutes, hard*
 #
-# The head is a matrix like the others. Split by columns, it gives each rank the logits for its part of the
-# vocabulary. With 128,256 tokens in the vocabulary (Llama 3), the logits are the largest activation of a model, too
-# large to gather. Cross-entropy needs only a little information from them:
+# The head is a matrix like the others. If it is split by columns, each rank computes the logits for its part of the
+# vocabulary. With a vocabulary of 128,256 tokens (Llama 3), the logits are the largest activation of a model, too large
+# to gather. Cross-entropy needs only a little information from them:
 #
 # $$\text{loss} = \log \sum_v e^{x_v - m} - (x_\text{target} - m), \qquad m = \max_v x_v$$
 #
-# Only three numbers per token have to be combined over all ranks, each by an all-reduce: the maximum m, the sum, and
-# the target's logit, which only one rank has. m prevents overflow of $e^x$. It cancels in the loss, so it needs no
-# gradient. The other two do.
+# The ranks have to combine only three numbers per token, each by an all-reduce: the maximum m, the sum, and the
+# target's logit, which only one rank has. m prevents overflow of $e^x$. It cancels in the loss, so it needs no
+# gradient. The other two numbers do.
 #
-# Predict: there are 1,024 classes in float32 on 2 ranks. By what factor would an all-gather of the logits send more
-# bytes than your function? An error of 5 % is fine.
+# Predict: there are 1,024 classes in float32 on 2 ranks. How many times as many bytes would an all-gather of the logits
+# send as your function? An error of 5 % is fine.
 
 # %%
-predict("13.4", ..., "bytes that gathering logits sends, over those of three numbers per token")
+predict("13.4", ..., "ratio of bytes sent: gathering the logits to your function")
 
 
 # %% tags=["exercise-13.4"]
@@ -367,25 +370,25 @@ predict("13.4", ..., "bytes that gathering logits sends, over those of three num
 def cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Group, g: Operator) -> Tensor:
     """Compute the mean cross-entropy of logits that are sharded along the vocabulary.
 
-    Backward needs no message if the two sums go through `g`. For the maximum over the ranks, which needs
-    no gradient, use `comm.all_reduce(tensor, group, comm.MAX).wait()` on a detached tensor.
+    The backward pass needs no message if `g` computes the two sums. The maximum over the ranks needs no
+    gradient: use `comm.all_reduce(tensor, group, comm.MAX).wait()` on a detached tensor.
 
     Args:
-        logits: [tokens, V_r], the logits of this rank's classes, at least one, with any finite values.
-        targets: [tokens] int64, from 0 to V - 1, whole on every rank. Most are classes of other ranks.
+        logits: [tokens, V_r], the logits of this rank's classes. There is at least one, and values are finite.
+        targets: [tokens] int64, from 0 to V - 1, replicated. Most are classes of other ranks.
         first: the index of this rank's first class.
         group: the t ranks.
-        g: the g of 13.2, which sums in forward and copies in backward.
+        g: the g of 13.2, which sums in the forward pass and copies in the backward pass.
 
     Returns:
-        The mean over the tokens, a scalar, the same on every rank.
+        The mean over the tokens: a scalar, the same on every rank.
     """
     ...
 
 
 # %%
 def bytes_of_a_loss(classes: int, tokens: int = 64) -> tuple[float, float]:
-    """Return the bytes that a rank sends for the loss and its gradient, and to gather the logits."""
+    """Return the bytes that a rank sends, first for the loss and its gradient, then to gather the logits."""
     group = comm.world()
     mine = torch.randn(tokens, classes // group.size(), device=rank_device(), requires_grad=True)
     targets = torch.randint(classes, (tokens,), generator=torch.Generator().manual_seed(0)).to(rank_device())
@@ -401,39 +404,39 @@ def bytes_of_a_loss(classes: int, tokens: int = 64) -> tuple[float, float]:
 for classes in (256, 1024, 4096):
     yours, gathered = launch(bytes_of_a_loss, 2, classes)[0]
     print(
-        f"{classes:5} classes: {yours:5.0f} bytes sent, {gathered:9,.0f} to gather the logits, "
+        f"{classes:5} classes: {yours:5.0f} bytes sent; {gathered:9,.0f} bytes to gather the logits, "
         f"{gathered / yours:5.1f} times as many"
     )
     if classes == 1024:
         slips = {
             "an all-reduce goes around the ring twice": 2 * gathered / yours,
-            "three numbers": 3 * gathered / yours,
+            "there are three numbers per token": 3 * gathered / yours,
         }
         outcome("13.4", round(gathered / yours, 1), ranks=2, slips=slips)
 
 # %% [markdown]
-# Does the loss need g at all? `comm.all_reduce` on the stacked sums, in place, gives the same loss, and even the same
-# gradient: autograd does not record the collective, so backward passes the gradient on unchanged, as g does. The check
-# therefore accepts this answer. Do not rely on it. torch warns in backward that no autograd kernel is registered for
-# the collective, and calls this behaviour deprecated. Where backward has to send a message, as in f, such an operation
-# gives wrong gradients without an error.
+# Does the loss need g at all? An in-place `comm.all_reduce` on the stacked sums gives the same loss and even the same
+# gradient: autograd does not record the collective, so the backward pass returns the gradient unchanged, as g does. The
+# check therefore accepts this answer. Do not rely on it. In the backward pass, torch warns that no autograd kernel is
+# registered for the collective, and calls this behaviour deprecated. Where the backward pass has to send a message, as
+# in f, such an operation gives wrong gradients and raises no error.
 #
-# ## Your functions make up a GPT
+# ## Build a GPT from your functions
 #
 # The next cell builds one rank's part of a block from f, g and your MLP. Attention follows the same pattern: `qkv` is
-# split by columns, so that a rank has whole heads of each of q, k and v, and `out` is split by rows. The block applies
-# four functions, which a `Way` collects. For now, `enter` and `leave` are f and g, and `norm` is torch's.
-# `replicated` is applied to parameters that every rank holds whole, such as the biases added after g. Their gradients
-# are already complete, so for now it returns its input unchanged. Exercises 13.5 and 13.6 will replace all four.
+# split by columns, so that each rank has complete heads of q, k and v, and `out` is split by rows. The block applies
+# four functions, which a `Way` collects. For now, `enter` and `leave` are f and g, and `norm` is torch's. `replicated`
+# is applied to replicated parameters, such as the biases added after g. Their gradients are already complete, so for
+# now it returns its input unchanged. Exercises 13.5 and 13.6 will replace all four functions.
 
 
 # %% tags=["shown"]
 class Way(NamedTuple):
     """The functions that make a block tensor-parallel."""
 
-    enter: Operator  # on activations, before a layer that is split by columns
-    leave: Operator  # on partial sums, after a layer that is split by rows
-    replicated: Operator  # on parameters that are whole on every rank, except those of norms
+    enter: Operator  # on activations, before a column-parallel layer
+    leave: Operator  # on partial sums, after a row-parallel layer
+    replicated: Operator  # on replicated parameters, except those of norms
     norm: Callable[..., Tensor]  # of activations, weight and bias
 
 
@@ -449,7 +452,7 @@ class ShardedBlock(nn.Module):
         self.qkv_bias = mine(block.qkv.bias.unflatten(0, (3, -1)), 1)
         self.up, self.up_bias = mine(block.up.weight, 0), mine(block.up.bias, 0)
         self.out, self.down = mine(block.out.weight, 1), mine(block.down.weight, 1)
-        self.out_bias, self.down_bias = block.out.bias, block.down.bias  # whole on every rank
+        self.out_bias, self.down_bias = block.out.bias, block.down.bias  # replicated
 
     def forward(self, x: Tensor) -> Tensor:
         enter, leave, replicated, norm = self.way
@@ -471,7 +474,7 @@ def part_of(p: Tensor, dim: int, group: Group) -> nn.Parameter:
 
 
 class ShardedGPT(nn.Module):
-    """This rank's part of the GPT. Its vocabulary of 257 tokens is sharded into uneven parts."""
+    """This rank's part of the GPT. Its vocabulary of 257 tokens is split into uneven shards."""
 
     def __init__(self, model: Any, group: Group, way: Way) -> None:
         super().__init__()
@@ -514,7 +517,7 @@ MakeWay = Callable[[Group], Way]
 
 
 def build(way: MakeWay | None, layers: int = 4, dtype: torch.dtype = torch.float32) -> Any:
-    """Return this rank's part of the model, or the whole model if `way` is None."""
+    """Return this rank's part of the model, or the full model if `way` is None."""
     model = whole(layers, dtype)
     return model if way is None else ShardedGPT(model, comm.world(), way(comm.world())).to(rank_device())
 
@@ -551,26 +554,29 @@ def difference(way: MakeWay, ranks: int) -> float:
 print("one process:", *(f"{loss:.6f}" for loss in alone))
 for ranks in (2, 3, 4):
     far = difference(tensor_parallel, ranks)
-    print(f"your tensor parallelism on {ranks} ranks: equal within 1e-9: {far < 1e-9}")
+    print(f"your tensor parallelism on {ranks} ranks: losses equal within 1e-9: {far < 1e-9}")
     assert far < 1e-9
 
 
 def messages(way: MakeWay, layers: int = 4) -> list[comm.Call]:
-    """Return the collectives of one step whose tensors have the size [b, s, h]."""
+    """Return the collectives of one step with tensors of size [b, s, h]."""
     model = build(way, layers)
     with comm.record() as calls:
         model(*batch()).backward()
     return [call for call in calls if call.payload == 4 * 8 * 24 * 96]
 
 
-slips = {"the embedding sums once forward, and the head's f once backward": 16, "backward has as many": 9}
+slips = {
+    "the embedding adds one message to the forward pass, and the head's f one to the backward pass": 16,
+    "the backward pass sends as many messages as the forward pass": 9,
+}
 outcome("13.3", len(launch(messages, 2, tensor_parallel)[0]), slips=slips)
 
 # %% [markdown]
-# ### Measured: whole parameters and shards of them
+# ### Measured: unsharded and sharded parameters
 #
-# The cell prints the shapes of the activations and of the weight that enter `up` in the first block, with FSDP and
-# with your tensor parallelism, on 2 ranks with 8 sequences.
+# With FSDP and with your tensor parallelism, the cell prints the shape of the activations that enter the first block
+# and the shape of the weight of its `up`. There are 2 ranks and 8 sequences.
 
 
 # %% tags=["C13"]
@@ -579,7 +585,7 @@ def fsdp(layers: int = 4) -> nn.Module:
 
 
 def shapes() -> dict[str, tuple[list[int], list[int]]]:
-    """Return the shapes of the activations that enter the first block, and of the weight of `up`."""
+    """Return the shapes of the activations that enter the first block, and of the weight of its `up`."""
     found = {}
     theirs, yours = fsdp(), build(tensor_parallel)
 
@@ -596,30 +602,29 @@ def shapes() -> dict[str, tuple[list[int], list[int]]]:
 
 for name, (activation, weight) in launch(shapes, 2)[0].items():
     print(f"{name:6} activations {activation}, weight {weight}")
-print("expected: with FSDP, 4 of 8 sequences and all 384 rows of the weight; with yours, 8 and 192")
+print("expected: FSDP has 4 of 8 sequences and all 384 rows of the weight; yours has 8 sequences and 192 rows")
 
 # %% [markdown]
-# FSDP is a form of data parallelism. Tensor parallelism is not: all its ranks see the same batch. To the data loader
+# FSDP is a form of data parallelism. Tensor parallelism is not: all its ranks see the same batch. To the data loader,
 # they are therefore *one* worker, and the batch does not grow with t.
 #
 # ## Only some activations are sharded
 #
 # The parameters, gradients and optimizer state of sharded layers shrink to 1/t. Of the activations, only some are
-# sharded. Count the tensors that autograd keeps for one block on one process, in units of s b h elements. The inputs
-# of the two norms (2) and the inputs of `qkv` and `up` (2) are whole on every rank. The rest is sharded: q, k and v
-# (3), the output of attention (1), the output of `up` (4, because the inner width is 4 h) and the output of gelu (4).
-# Attention scores, which have the size [b, heads, s, s], are not kept: `F.scaled_dot_product_attention` computes them
-# again in backward.
+# sharded. Count the tensors that autograd keeps for one block on one process, in units of s b h elements. The inputs of
+# the two norms (2) and the inputs of `qkv` and `up` (2) are replicated. The rest is sharded: q, k and v (3), the output
+# of attention (1), the output of `up` (4, because the inner width is 4 h) and the output of GELU (4). Attention scores,
+# whose size is [b, heads, s, s], are not kept: `F.scaled_dot_product_attention` recomputes them in the backward pass.
 #
 # Predict: what fraction of one process's activations does a block keep on each of 4 ranks?
 
 # %%
-predict("activations", ..., "activations of a block on 4 ranks, over those on one process")
+predict("activations", ..., "fraction of a block's activations that each of 4 ranks keeps")
 
 
 # %%
 def kept(way: MakeWay | None, layers: int) -> int:
-    """Return the bytes of activations that are kept between forward and backward."""
+    """Return the bytes of activations that are kept between the forward and the backward pass."""
     with Ledger() as ledger:
         model = build(way, layers)
         ledger.watch(model)
@@ -641,18 +646,18 @@ for ranks in (2, 3, 4):
     activations["tensor parallel"][ranks] = launch(of_a_block, ranks, tensor_parallel)[0]
 for ranks, held in activations["tensor parallel"].items():
     print(f"t = {ranks}: {held:9,.0f} bytes, {held / SBH:6.3f} s b h")
-slips = {"the inputs of norms and of sharded layers are unsharded on every rank": 1 / 4}
+slips = {"the inputs of norms and of column-parallel layers are replicated": 1 / 4}
 outcome("activations", activations["tensor parallel"][4] / one, ranks=4, slips=slips)
 
 # %% [markdown]
-# Four tensors are whole and twelve are sharded, so a rank keeps 4 + 12 / t, and a few numbers per token for the norms
-# and the softmax. The 4 do not shrink, however many ranks there are.
+# Four tensors are replicated and twelve are sharded, so a rank keeps 4 + 12 / t tensors, and a few numbers per token
+# for the norms and the softmax. The 4 replicated tensors do not shrink, however many ranks there are.
 #
-# [Korthikanti et al.](https://arxiv.org/abs/2205.05198) make the same count in bytes of fp16, with dropout, and get
-# s b h (10 + 24 / t + 5 a s / (h t)), where a is the number of heads. Their 10 consists of your 4 tensors in fp16 and
-# two dropout masks of one byte per element. The last term is for the attention scores: the softmax's output, a dropout
-# mask and the output of this dropout, with 2, 1 and 2 bytes for each score. The paper removes this term by recomputing
-# the scores in backward. `F.scaled_dot_product_attention` recomputes them, too, so your count has no such term.
+# [Korthikanti et al.](https://arxiv.org/abs/2205.05198) make the same count in bytes of fp16, with dropout, and get s b
+# h (10 + 24 / t + 5 a s / (h t)), where a is the number of heads. Their 10 consists of your 4 tensors in fp16 and two
+# dropout masks of one byte per element. The last term is for the attention scores: the softmax's output, a dropout mask
+# and the output of this dropout, with 2, 1 and 2 bytes for each score. The paper removes this term by recomputing the
+# scores in the backward pass. `F.scaled_dot_product_attention` recomputes them, too, so your count has no such term.
 #
 # ## 13.5 Shard the sequence
 #
@@ -660,22 +665,22 @@ outcome("activations", activations["tensor parallel"][4] / one, ranks=4, slips=s
 #
 # Between g and the next f, every rank does the same work: a norm, dropout and a residual sum. Each of these treats
 # every token independently. So let each rank do this work for s / t of the tokens. An all-reduce is a reduce-scatter
-# followed by an all-gather (lab 01). g becomes the reduce-scatter, f becomes the all-gather, and everything in
-# between works on a part of the sequence.
+# followed by an all-gather (lab 01). g becomes the reduce-scatter, f becomes the all-gather, and everything between
+# them works on a shard of the sequence.
 #
 # | | forward | backward |
 # |---|---|---|
 # | f | all-gather along s | reduce-scatter |
 # | g | reduce-scatter along s | all-gather |
 #
-# In each row, the backward operation is the transpose of the forward operation. In the backward of f, it is not
-# enough for a rank to take its own tokens out of its own gradient. Every rank has used all tokens with its part of
-# the weight, so each rank's gradient is a partial sum.
+# In each row, the backward operation is the transpose of the forward operation. In the backward pass of f, each rank
+# cannot simply take its own tokens out of its own gradient. Every rank has multiplied all tokens by its shard of the
+# weight, so each rank's gradient is a partial sum.
 #
 # Predict: a block now sends twice as many messages. By what factor does the number of bytes change?
 
 # %%
-predict("13.5", ..., "bytes that a block sends with sequence parallelism, over those without")
+predict("13.5", ..., "ratio of bytes sent: with sequence parallelism to without")
 
 
 # %% tags=["exercise-13.5"]
@@ -683,13 +688,13 @@ predict("13.5", ..., "bytes that a block sends with sequence parallelism, over t
 def sequence_f_and_g(group: Group) -> tuple[Operator, Operator]:
     """Return f and g for activations that are sharded along dimension 1, the sequence, in rank order.
 
-    f(part): [b, s / t, h] -> [b, s, h], the tokens of all ranks. The gradient [b, s, h] that arrives
-        in backward is a partial sum.
+    f(part): [b, s / t, h] -> [b, s, h], the tokens of all ranks. In the backward pass, f receives a
+        gradient [b, s, h] that is a partial sum.
     g(partial sum): [b, s, h] -> [b, s / t, h], this rank's tokens of the sum. s is divisible by t.
 
     Each function runs one collective in each direction. The collectives join and split contiguous
     tensors along the first dimension: `comm.all_gather(output, part, group).wait()` and
-    `comm.reduce_scatter(part, whole, group).wait()`.
+    `comm.reduce_scatter(part, full, group).wait()`.
     """
     ...
 
@@ -699,26 +704,26 @@ def sequence_f_and_g(group: Group) -> tuple[Operator, Operator]:
 #
 # *4 minutes, easy*
 #
-# The weight and bias of a norm are whole on every rank, but each rank applies them to only s / t tokens. What does
-# that mean for their gradients? If nothing is done, each rank updates its copy differently, and the copies drift
-# apart without any error. Megatron-LM sums these gradients after backward, in one message. Here, one of the functions
-# that you have already written does it.
+# The weight and bias of a norm are replicated, but each rank applies them to only s / t tokens. What does that mean for
+# their gradients? If nothing is done, each rank updates its copy differently, and the copies drift apart without any
+# error. Megatron-LM sums these gradients after the backward pass, in one message. Here, one of the functions that you
+# have already written does it.
 #
 # Predict: how many of a block's 12 parameters, including those of the norms, need such a sum?
 
 # %%
-predict("13.6", ..., "parameters of a block whose gradients are partial sums")
+predict("13.6", ..., "parameters of a block with gradients that are partial sums")
 
 
 # %% tags=["exercise-13.6"]
 @exercise("13.6")
 def norm(part: Tensor, weight: Tensor, bias: Tensor, f: Operator) -> Tensor:
-    """Apply LayerNorm (eps 1e-5) to this rank's tokens, with gradients of weight and bias over all tokens.
+    """Apply LayerNorm (eps 1e-5) to this rank's tokens. The gradients of weight and bias are sums over all tokens.
 
     Args:
         part: [b, s / t, h], this rank's tokens.
         weight, bias: [h], the same on every rank.
-        f: the f of 13.2, which copies in forward and sums gradients in backward.
+        f: the f of 13.2, which copies in the forward pass and sums gradients in the backward pass.
 
     Returns:
         [b, s / t, h].
@@ -733,19 +738,19 @@ def sequence_parallel(group: Group) -> Way:
 
 
 def unshared(group: Group) -> Way:
-    """A slip: the gradients of whole parameters are not summed."""
+    """A mistake: the gradients of replicated parameters are not summed."""
     return Way(*sequence_f_and_g(group), as_it_is, whole_norm)
 
 
 def gradients() -> dict[str, Tensor]:
-    """Return the gradients of those parameters of the first block that are whole on every rank."""
+    """Return the gradients of the replicated parameters of the first block."""
     model = build(unshared)
     model(*batch()).backward()
     return {name: p.grad.cpu() for name, p in model.blocks[0].named_parameters() if p.shape == (96,)}
 
 
 def block_bytes(way: MakeWay) -> tuple[list[str], float]:
-    """Return a block's messages with activations in one step, and the bytes that a rank sends for them."""
+    """Return the messages with a block's activations in one step, and the bytes that a rank sends for them."""
     more, fewer = messages(way, 4), messages(way, 2)
     counts = Counter(call.op for call in more) - Counter(call.op for call in fewer)
     nbytes = (sum(call.wire for call in more) - sum(call.wire for call in fewer)) / 2
@@ -768,12 +773,12 @@ for name, (counts, nbytes) in sent.items():
         f"expected 8 b s h (t - 1) / t: {8 * SBH * 3 / 4:,.0f}"
     )
     assert nbytes == 8 * SBH * 3 / 4
-slips = {"each of the messages is half an all-reduce": 2, "all of what was sent is still needed": 0.5}
+slips = {"each of the messages is half an all-reduce": 2, "every all-reduce is replaced by both of its halves": 0.5}
 outcome("13.5", sent["sequence_parallel"][1] / sent["tensor_parallel"][1], slips=slips)
 first, second = launch(gradients, 2)
 differ = [name for name in first if not torch.equal(first[name], second[name])]
-print("without f on them, gradients of two ranks differ:", *differ)
-outcome("13.6", len(differ), slips={"the two biases added after g are applied to a part of the sequence, too": 4})
+print("without f, these gradients differ between two ranks:", *differ)
+outcome("13.6", len(differ), slips={"the two biases added after g are applied to a shard of the sequence, too": 4})
 
 # %%
 activations["with sequence parallelism"] = {1: one}
@@ -787,7 +792,10 @@ expected = {
 for name, formula in (("tensor parallel", "4 + 12 / t"), ("with sequence parallelism", "2 + 14 / t")):
     for ranks, held in activations[name].items():
         wanted = expected[name][ranks]
-        print(f"{name:25} t = {ranks}: {held / SBH:6.3f} s b h; expected {formula} = {wanted:6.3f}, plus a few sums")
+        print(
+            f"{name:25} t = {ranks}: {held / SBH:6.3f} s b h; "
+            f"expected {formula} = {wanted:6.3f}, plus a few numbers per token"
+        )
         assert 1 <= held / (SBH * wanted) < 1.03
 plots.lines(
     {name: (list(each), [held / SBH for held in each.values()]) for name, each in activations.items()},
@@ -796,16 +804,16 @@ plots.lines(
     ylabel="activations of a block, s b h elements",
     title=f"On 4 ranks, a block keeps {activations['tensor parallel'][4] / one:.0%} of its activations, "
     f"and {activations['with sequence parallelism'][4] / one:.0%} with sequence parallelism",
-    says="Activations kept until backward on each rank, in tensors of s b h elements. Diamonds: expected, 4 + 12 / t "
-    "and, with sequence parallelism, 2 + 14 / t; in black 16 / t, if everything were sharded. The sums of norms and "
-    "softmax add 1 %.",
+    says="Activations that each rank keeps until the backward pass, in tensors of s b h elements. Diamonds: expected, "
+    "4 + 12 / t and, with sequence parallelism, 2 + 14 / t. Squares: 16 / t, if everything were sharded. The numbers "
+    "per token that norms and softmax keep add 1 %.",
     lab="13",
 )
 
 # %% [markdown]
 # Why 2 + 14 / t and not 16 / t? Your f gathers the sequence, and the two layers after it, `qkv` and `up`, keep the
-# gathered tensor whole. Megatron-LM keeps only the part and gathers again in backward. `minifsdp.tensor_parallel`
-# does the same with `regather=True`, which costs two additional gathers per block.
+# gathered tensor until the backward pass. Megatron-LM keeps only this rank's shard and gathers it again in the backward
+# pass. `minifsdp.tensor_parallel` does the same with `regather=True`, which costs two additional gathers per block.
 #
 # ### Measured: the memory of a step, stage by stage
 #
@@ -817,7 +825,7 @@ STAGES = ("before the step", "after forward", "after backward", "after the optim
 
 
 def step_with(way: MakeWay | None) -> dict[str, dict[Any, int]]:
-    """Return the bytes of each kind of tensor at the end of each stage of the second step."""
+    """Return the number of bytes by kind of tensor at the end of each stage of the second step."""
     with Ledger() as ledger:
         model = build(way)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -844,10 +852,11 @@ forward = {name: each["after forward"] / 2**20 for name, each in totals.items()}
 plots.stages(
     held["t = 4, sequence"],
     earlier={name: totals[name] for name in ("one process", "t = 4")},
-    title=f"After forward, one process holds {forward['one process']:.1f} MiB, a rank {forward['t = 4']:.1f} "
-    f"with t = 4, {forward['t = 4, sequence']:.1f} with sequence parallelism",
-    says="Bytes of rank 0 in the second step. Colours: t = 4 with sequence parallelism. All ranks work on the same 8 "
-    "sequences. Norms, positions and two biases per block are unsharded; a rank holds a quarter of all others.",
+    title=f"With t = 4, a rank holds {forward['t = 4']:.1f} MiB instead of {forward['one process']:.1f} MiB after the "
+    f"forward pass; with sequence parallelism, {forward['t = 4, sequence']:.1f} MiB",
+    says="Memory of rank 0 in the second step. Colours: t = 4 with sequence parallelism. All ranks work on the same 8 "
+    "sequences. Norms, positions and two biases per block are replicated; a rank holds a quarter of all other "
+    "parameters.",
     lab="13",
 )
 
@@ -856,16 +865,16 @@ plots.stages(
 #
 # *4 minutes, easy*
 #
-# Tensor parallelism sends activations; FSDP sends parameters and gradients. The size of the activations depends on
-# the batch, and the size of the parameters does not, so there is a batch for which both send equally much. Compare
-# them on the same t ranks with the same total number of tokens. With FSDP, each rank has 1/t of the tokens; with
-# tensor parallelism, every rank has all of them.
+# Tensor parallelism sends activations; FSDP sends parameters and gradients. The size of the activations depends on the
+# batch, and the size of the parameters does not, so there is a batch for which both send the same number of bytes.
+# Compare them on the same t ranks with the same total number of tokens. With FSDP, each rank has 1/t of the tokens;
+# with tensor parallelism, every rank has all of them.
 #
-# Predict: a block of this model has 111,840 parameters, and h is 96. For how many tokens per step do both send the
-# same number of bytes? An error of 5 % is fine.
+# Predict: a block of this model has 111,840 parameters, and h is 96. For how many tokens per step do both send the same
+# number of bytes? An error of 5 % is fine.
 
 # %%
-predict("13.7", ..., "tokens in a step for which both send the same number of bytes")
+predict("13.7", ..., "tokens per step for which both send the same number of bytes")
 
 
 # %% tags=["exercise-13.7"]
@@ -874,7 +883,7 @@ def bytes_sent(tokens: int, width: int, parameters: int, ranks: int, itemsize: i
     """Compute the bytes that a rank sends for one block in one step, with ring collectives.
 
     Args:
-        tokens: b s, the number of tokens in a step on all ranks together.
+        tokens: b s, the number of tokens per step on all ranks together.
         width: h.
         parameters: the number of elements in the block's parameters.
         ranks: t.
@@ -882,7 +891,7 @@ def bytes_sent(tokens: int, width: int, parameters: int, ranks: int, itemsize: i
 
     Returns:
         First the bytes for tensor parallelism (with or without sequence parallelism), then the bytes
-        for FSDP, whose units are freed after forward. The sums of the norms' gradients do not count.
+        for FSDP, which reshards each unit after its forward pass. The sums of the norms' gradients do not count.
     """
     ...
 
@@ -893,7 +902,7 @@ def bytes_sent(tokens: int, width: int, parameters: int, ranks: int, itemsize: i
 
 # %%
 def sent_by(sequences: int) -> tuple[float, float]:
-    """Return the bytes that a rank sends for one block: half the difference between four blocks and two."""
+    """Return the bytes that a rank sends for one block: half the difference between models of four and two blocks."""
     tokens, targets = (t.repeat(-(-sequences // 8), 1)[:sequences] for t in batch())
     mine = data.shard((tokens, targets), dist.get_rank(), dist.get_world_size())
     found = []
@@ -910,13 +919,13 @@ def sent_by(sequences: int) -> tuple[float, float]:
 
 parameters, counts = 12 * 96**2 + 13 * 96, (4, 8, 16, 24, 32)
 measured = {sequences: launch(sent_by, 2, sequences)[0] for sequences in counts}
-print(f"{'tokens':>6}   tensor parallel: sent   expected   FSDP: sent   expected   (bytes per block and rank)")
+print(f"{'tokens':>6}   tensor parallel: sent   expected   FSDP: sent   expected   (bytes per rank for one block)")
 for sequences, (mine, theirs) in measured.items():
     a, b = bytes_sent(24 * sequences, 96, parameters, 2, 4)
     print(f"{24 * sequences:6}{mine:24,.0f}{a:11,.0f}{theirs:13,.0f}{b:11,.0f}")
     assert (mine, theirs) == (a, b)
 even = bytes_sent(1, 96, parameters, 2, 4)
-slips = {"without biases and norms": 4.5 * 96, "with tokens of one rank of t": 4.5 * 96 / 2}
+slips = {"this counts no biases and norms": 4.5 * 96, "this counts the tokens of one rank": 4.5 * 96 / 2}
 outcome("13.7", round(even[1] / even[0]), how="computed", slips=slips)
 
 # %%
@@ -925,30 +934,33 @@ plots.lines(
         "activations, tensor parallel": ([24 * n for n in counts], [each[0] / 1e6 for each in measured.values()]),
         "parameters, FSDP": ([24 * n for n in counts], [each[1] / 1e6 for each in measured.values()]),
     },
-    xlabel="tokens in a step, on both ranks together",
-    ylabel="sent per rank and block, MB",
-    title=f"Below {even[1] / even[0]:.0f} tokens, 4.5 h, tensor parallelism sends less than FSDP",
-    says="One step on 2 ranks, fp32. The size of activations grows with the number of tokens, and that of parameters "
-    "with the square of the width.",
+    xlabel="tokens per step, on both ranks together",
+    ylabel="sent per rank for one block, MB",
+    title=f"Below {even[1] / even[0]:.0f} tokens, tensor parallelism sends less than FSDP",
+    says="One step on 2 ranks, fp32. The lines cross at 4.5 h = 432 tokens for the weight matrices, plus 5 tokens for "
+    "biases and norms. Activations grow with the number of tokens, parameters with the square of h.",
     lab="13",
 )
 
 # %% [markdown]
-# Both numbers contain the factor (t - 1) / t, so the batch at which they are equal does not depend on t. It is about
-# 4.5 h tokens for all ranks together. For h = 4,096 that is 18,000 tokens, or two long sequences. Training steps of
-# millions of tokens are far beyond that point, so tensor parallelism sends much more per step than FSDP.
+# Both numbers contain the factor (t - 1) / t, so the batch at which they are equal does not depend on t. Counting only
+# the weight matrices, 12 h² per block, it is exactly 4.5 h tokens for all ranks together: 432 tokens here. The biases
+# and norms, which FSDP sends, too, add about 5 tokens. For h = 4,096, 4.5 h is about 18,000 tokens, or two long
+# sequences. Training steps have millions of tokens, far more than that, so tensor parallelism sends much more per step
+# than FSDP.
 #
 # Tensor parallelism is used where FSDP cannot divide the work any further. With FSDP, each rank computes at least one
 # sequence. If there are more GPUs than sequences, or if the activations of one sequence do not fit on a GPU, only the
 # computation itself is left to shard. Because it sends so much, tensor parallelism is kept inside a host, where links
 # are fast.
 #
-# ### Measured: each product waits for the sum before it
+# ### Measured: each matmul waits for the sum before it
 #
-# FSDP gathers the next unit while the current one is computing. Here, nothing is left to compute while a sum is under
-# way. The timeline shows one step of a model with a single block, first with tensor parallelism, then with sequence
-# parallelism, over an emulated link (1 ms of latency, 100 MB/s). In both rows, compare the compute and communication
-# lanes: a message starts only after the compute before it, and the next compute starts only after the message.
+# FSDP gathers the next unit while the current one is computing. With tensor parallelism, nothing is left to compute
+# while a sum is in progress. The timeline shows one step of a model with a single block, first with tensor parallelism,
+# then with sequence parallelism, over an emulated link (1 ms of latency, 100 MB/s). In both rows, compare the compute
+# and communication lanes: a message starts only after the compute before it, and the next compute starts only after the
+# message.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -983,34 +995,34 @@ with tempfile.TemporaryDirectory() as folder:
 hidden = {name: overlap(each) or 0.0 for name, each in spans.items()}
 plots.timeline(
     {"your tensor parallelism": spans["tensor_parallel"], "with sequence parallelism": spans["sequence_parallel"]},
-    title=f"{hidden['tensor_parallel']:.0%} of tensor parallelism's communication is under compute",
+    title=f"Compute hides {hidden['tensor_parallel']:.0%} of tensor parallelism's communication",
     says="Lanes of rank 0 of 2. Embedding, block and head need six all-reduces, and the loss needs small ones. "
     "With sequence parallelism, each of the six becomes a reduce-scatter and an all-gather; the small all-reduces in "
-    "backward sum the gradients of nine unsharded parameters.",
+    "the backward pass sum the gradients of nine replicated parameters.",
     lab="13",
 )
 
 # %% [markdown]
-# The second row is longer, but do not conclude that sequence parallelism is slow. The six all-reduces and their halves
-# have the same bytes. Sequence parallelism sends more messages, each message pays the latency, and the latency of this
-# link, 1 ms, is a hundred times that of NVLink in the model below. The small all-reduces in backward sum the gradients
-# of whole parameters one by one; Megatron-LM sums them in a single message. Sequence parallelism is used for the memory
-# that it saves.
+# The second row is longer, but do not conclude that sequence parallelism is slow. The six all-reduces and the two
+# halves of each send the same number of bytes. Sequence parallelism sends more messages, each message pays the latency,
+# and the latency of this link, 1 ms, is a hundred times that of NVLink in the model below. The small all-reduces in the
+# backward pass sum the gradients of replicated parameters one by one; Megatron-LM sums them in a single message. The
+# benefit of sequence parallelism is the memory that it saves.
 #
 # ### Modelled: pieces hide the messages of a fast link
 #
-# Async tensor parallelism splits the sequence into t pieces. A layer that is split by columns multiplies one piece
-# while it receives the next. A layer that is split by rows sends the partial sum of one piece while it multiplies the
-# next. `minifsdp/course/machine/pieces.py` computes the times of a block's four products in forward from data sheets
-# (H100, bf16, 8,192 tokens of width 8,192, 60 % of the peak). This is a model, not a measurement.
+# Async tensor parallelism splits the sequence into t pieces. A column-parallel layer multiplies one piece while it
+# receives the next. A row-parallel layer sends the partial sum of one piece while it multiplies the next.
+# `minifsdp/course/machine/pieces.py` computes the times of a block's four matmuls in the forward pass from data sheets
+# (H100, bf16, 8,192 tokens of width 8,192, 60 % of the peak). This is a model; nothing was measured.
 #
-# The table gives three times in ms: of the products alone, of products and messages in turn (one after the other), and
-# of both in pieces. The last two columns give the fraction of the time in which a rank waits for messages, in turn and
+# The table gives three times in ms: for the matmuls alone, for matmuls and messages in turn (one after the other), and
+# for both in pieces. The last two columns give the fraction of the time in which a rank waits for messages, in turn and
 # in pieces.
 
 
 # %%
-print(f"{'H100':22}{'ranks':>6}{'products':>10}{'in turn':>9}{'in pieces':>11}{'waits in turn':>15}{'in pieces':>11}")
+print(f"{'H100':22}{'ranks':>6}{'matmuls':>10}{'in turn':>9}{'in pieces':>11}{'waits in turn':>15}{'in pieces':>11}")
 for link in (NVLINK, NETWORK):
     for ranks in (2, 4, 8):
         products = products_of_block(8192, 8192, ranks).values()
@@ -1021,10 +1033,10 @@ for link in (NVLINK, NETWORK):
         print(f"{1e3 * pieces:11.2f}{1 - alone / after:15.0%}{1 - alone / pieces:11.0%}")
 
 # %% [markdown]
-# On NVLink, 8 ranks wait for messages during 28 % of the time, and during 4 % with pieces: the products hide the rest.
-# With one network card of 400 Gb/s per GPU, even with pieces 4 ranks wait during 43 % of the time and 8 ranks during
-# 73 %, because the messages take longer than the products that should hide them. The timeline shows the same four
-# products on 4 ranks:
+# On NVLink, 8 ranks wait for messages during 28 % of the time. With pieces, they wait during 4 %: the matmuls hide the
+# rest. With one network card of 400 Gb/s per GPU, even with pieces, 4 ranks wait during 43 % of the time and 8 ranks
+# during 73 %, because the messages take longer than the matmuls that should hide them. The timeline shows the same four
+# matmuls on 4 ranks:
 
 # %%
 rows = {
@@ -1035,30 +1047,31 @@ rows = {
 hidden = {name: overlap(each) or 0.0 for name, each in rows.items()}
 plots.timeline(
     rows,
-    title=f"In pieces, {hidden['NVLink, in pieces']:.0%} of the communication is under compute on NVLink, "
-    f"and {hidden['400 Gb/s, in pieces']:.0%} on the network",
-    says="Forward of a block on one of 4 ranks, its four products and their messages; adjacent pieces of a product are "
-    "one bar. qkv and up gather their input, out and down reduce their output.",
+    title=f"With pieces, compute hides {hidden['NVLink, in pieces']:.0%} of the communication on NVLink, "
+    f"{hidden['400 Gb/s, in pieces']:.0%} on the network",
+    says="Forward pass of a block on one of 4 ranks: its four matmuls and their messages. Adjacent pieces of a matmul "
+    "are one bar. qkv and up gather their input; out and down reduce their output.",
     model="H100, 8,192 tokens of width 8,192, bf16",
 )
 
 # %% [markdown]
-# On NVLink a message is shorter than the product of a piece, which hides it. On the network it is longer, so the next
-# product waits for it. Tensor parallelism therefore stays inside a host, with or without pieces.
+# On NVLink, a message takes less time than the matmul of one piece, so the matmul hides the message. On the network,
+# the message takes longer, and the next matmul waits for it. Tensor parallelism therefore stays inside a host, even if
+# matmuls are split into pieces.
 #
-# The authors of torchtitan measured a model of 70 billion parameters in bf16 on 256 H100, with tensor parallelism
-# inside each host (t = 8) and FSDP across the hosts: 597 tokens per second and GPU without pieces, 652 with them.
+# The authors of torchtitan measured a model of 70 billion parameters in bf16 on 256 H100s, with tensor parallelism
+# inside each host (t = 8) and FSDP across the hosts: 597 tokens per second per GPU without pieces, and 652 with pieces.
 #
 # ### Break it: equal and different random numbers
 #
-# Dropout on a *part* (hidden features, attention weights, a part of the sequence) needs a different mask on each
-# rank. Dropout on a *whole* activation needs the same mask on all ranks. The cell drops 10 % on two ranks, first
-# correctly and then with each of the two possible slips.
+# Dropout on a *sharded* activation (hidden features, attention weights, a shard of the sequence) needs a different mask
+# on each rank. Dropout on a *replicated* activation needs the same mask on all ranks. The cell applies dropout with p =
+# 0.1 on two ranks, first correctly and then with each of the two possible mistakes.
 
 
 # %%
 def drops(own: bool, features: int) -> Tensor:
-    """Return a mask drawn either from this rank's own generator or from the common one."""
+    """Return a mask drawn from either this rank's own generator or the shared one."""
     with own_random_numbers(comm.world(), rank_device()) if own else nullcontext():
         return F.dropout(torch.ones(64, features, device=rank_device()), 0.1) > 0
 
@@ -1068,71 +1081,73 @@ def masks(own_parts: bool, own_wholes: bool) -> tuple[Tensor, Tensor]:
     return drops(own_parts, 192).cpu(), drops(own_wholes, 96).cpu()
 
 
-print(f"{'':44}{'hidden features':>16}{'full activation':>18}   decisions that agree on both ranks")
+print("Fraction of mask elements that are equal on both ranks:")
+print(f"{'':44}{'hidden features':>16}{'full activation':>18}")
 for name, own in {
-    "own seed on shards, common seed elsewhere": (True, False),
+    "own seed for shards, shared seed elsewhere": (True, False),
     "one seed for everything": (False, False),
     "a seed for each rank": (True, True),
 }.items():
     ours, theirs = launch(masks, 2, *own)
     same = [(a == b).double().mean().item() for a, b in zip(ours, theirs, strict=True)]
     print(f"{name:44}{same[0]:16.0%}{same[1]:18.0%}")
-print(f"expected, if independent: {0.9**2 + 0.1**2:.0%}; if one mask: 100%")
+print(f"expected: {0.9**2 + 0.1**2:.0%} if the masks are independent, 100% if they are the same")
 
 # %% [markdown]
-# With one seed for everything, features i and i + 192 of the hidden layer are always dropped together. This is weaker
-# regularization, and no error reports it. With one seed per rank, the copies of the residual stream differ between
-# ranks. x is then no longer the same at the input of f, and the summed gradients do not belong to any single model.
-# minifsdp draws a seed for the parts from the common generator (`tensor_parallel/dropout.py`); Megatron-LM keeps a
+# With one seed for everything, features i and i + 192 of the hidden layer are always dropped together. This weakens the
+# regularization and raises no error. With one seed per rank, the copies of the residual stream differ between ranks. x
+# is then no longer the same at the input of f, and the summed gradients do not belong to any single model. minifsdp
+# draws a seed for sharded activations from the shared generator (`tensor_parallel/dropout.py`); Megatron-LM keeps a
 # second generator.
 #
 # ## What is still missing
 #
-# - Parameters under their own names. `parallelize_module` in `minifsdp/tensor_parallel` turns them into DTensors, as
-#   in torch. Lab 12's checkpoints work with these, and so does an outer `fully_shard` on a 2-D mesh.
-# - Products in pieces that really overlap with their messages: that takes kernels that copy from another GPU's memory
+# - Parameters that keep their names: `parallelize_module` in `minifsdp/tensor_parallel` turns them into DTensors, as in
+#   torch. Lab 12's checkpoints work with these, and so does an outer `fully_shard` on a 2-D mesh.
+# - Decomposed matmuls that really overlap with their messages. They require kernels that copy from another GPU's memory
 #   (`torch/distributed/_symmetric_memory`).
 # - Models with fewer key and value heads than ranks. An implementation has to either reject them or replicate these
 #   heads.
 #
 # ## What to remember
 #
-# 1. Splitting by columns takes the whole input and computes parts of the output; the gradient of the input has to be
-#    summed. Splitting by rows takes parts of the input, and the output has to be summed. A pair of the two needs one
-#    sum in each direction.
-# 2. f copies in forward and sums in backward; g sums in forward and copies in backward. The bias of a layer that is
-#    split by rows is added after g.
+# 1. A column-parallel layer takes the replicated input and computes a shard of the output; the gradient of its input
+#    has to be summed. A row-parallel layer takes a shard of the input, and its output has to be summed. A
+#    column-parallel layer followed by a row-parallel one needs one sum in each direction.
+# 2. f copies in the forward pass and sums in the backward pass; g does the opposite. The bias of a row-parallel layer
+#    is added after g.
 # 3. The loss needs three numbers per token. The logits stay sharded.
-# 4. Activations fall from 16 to 4 + 12 / t. Sharding the sequence reduces the 4 as well, for the same number of bytes
-#    sent. Parameters that are applied to only a part of the tokens then need their gradients summed.
-# 5. A rank sends 8 b s h (t - 1) / t elements per block, all on the critical path. Tensor parallelism therefore
-#    belongs on the fastest link available.
+# 4. Activations fall from 16 to 4 + 12 / t. Sharding the sequence reduces the 4 as well, and sends no additional bytes.
+#    Parameters that are applied to only a shard of the tokens then need their gradients summed.
+# 5. A rank sends 8 b s h (t - 1) / t elements per block, all on the critical path. Tensor parallelism therefore belongs
+#    on the fastest link available.
 #
 # ## Questions
 #
 # **1. Why not split both matrices of the MLP by columns?**
-# <details><summary>Answer</summary>The second matrix would need all hidden features, so an all-gather of 4 h elements
-# per token would be required between the two, and another all-gather after the second. With columns first and rows
-# second, there is a single sum of h elements per token.</details>
+# <details><summary>Answer</summary>The second matrix would need all hidden features. This would require an all-gather
+# of 4 h elements per token between the two layers, and another all-gather after the second. With columns first and rows
+# second, a single sum of h elements per token is enough.</details>
 #
-# **2. A model runs on 16 GPUs, with t = 8 and 2 data-parallel replicas. The global batch is how many times the batch
-# of a rank?**
-# <details><summary>Answer</summary>Twice. The 8 ranks of a tensor-parallel group all have the same batch.</details>
+# **2. A model runs on 16 GPUs, with t = 8 and 2 data-parallel replicas. How many times as large as the batch of one
+# rank is the global batch?**
+# <details><summary>Answer</summary>Twice as large. The 8 ranks of a tensor-parallel group all have the same
+# batch.</details>
 #
 # **3. Why does the number of attention heads have to be divisible by t, but not the size of the vocabulary?**
-# <details><summary>Answer</summary>The softmax over positions needs a whole head. Each class of the vocabulary, by
-# contrast, can be on any rank, so uneven parts work. Large models pad the vocabulary all the same, so that every rank
+# <details><summary>Answer</summary>The softmax over positions needs a complete head. Each class of the vocabulary, by
+# contrast, can be on any rank, so uneven shards work. Large models pad the vocabulary all the same, so that every rank
 # has the same amount of work.</details>
 #
 # **4. The dropout between g and f has probability 0, and the ranks start from different seeds. Is anything wrong?**
 # <details><summary>Answer</summary>Nothing is wrong with the dropout, but initialization draws random numbers, too.
-# Whole parameters, such as norms and the biases added after g, must start with equal values on all ranks, and parts
-# must start with different ones.</details>
+# Replicated parameters, such as norms and the biases added after g, must start with equal values on all ranks, and
+# sharded parameters must start with different ones.</details>
 #
 # ## Further reading
 #
-# - Shoeybi et al., [Megatron-LM](https://arxiv.org/abs/1909.08053), section 3; Korthikanti et al., [Reducing
-#   activation recomputation](https://arxiv.org/abs/2205.05198), sections 4 and 5.
+# - Shoeybi et al., [Megatron-LM](https://arxiv.org/abs/1909.08053), section 3; Korthikanti et al., [Reducing activation
+#   recomputation](https://arxiv.org/abs/2205.05198), sections 4 and 5.
 # - torch: `torch/distributed/tensor/parallel/style.py`, `torch/distributed/tensor/parallel/loss.py`.
 # - minifsdp: `tensor_parallel/layouts.py` (13.2, 13.5), `columns.py`, `rows.py`, `loss.py`, `sequence.py`, and
 #   `gpt.py`, which applies them to this GPT.

@@ -78,7 +78,7 @@ def multiply(x, w, by, group):
     return gathered.sum(0) if by == "rows" else gathered.movedim(0, 1).flatten(1)[:, : w.shape[1]]
 
 
-@wrong("13.1", "a rank has to multiply with only its part of w")
+@wrong("13.1", "each rank has to multiply only by its shard of w")
 def multiply(x, w, by, group):
     """Multiplies whole matrices, and sends its part of the product."""
     t, rank = group.size(), group.rank()
@@ -129,7 +129,7 @@ def multiply(x, w, by, group):
     return gathered.t()
 
 
-@wrong("13.1", "an all-gather needs parts of equal size")
+@wrong("13.1", "an all-gather needs shards of equal size")
 def multiply(x, w, by, group):
     """Gathers unequal products into a buffer for t parts of its own size."""
     t, rank = group.size(), group.rank()
@@ -152,7 +152,7 @@ Lets g sum backward, too.
 -         return gradient
 +         return summed(gradient)
 """)
-wrong("13.2", "nothing to add up in forward").diff("""
+wrong("13.2", "nothing to add up in the forward pass").diff("""
 Lets f sum forward, too.
 -         return x.view_as(x)
 +         return summed(x)
@@ -231,7 +231,7 @@ Forgets g.
 - return g(F.linear(hidden, down)) + down_bias
 + return F.linear(hidden, down) + down_bias
 """)
-wrong("13.3", "apply f to x before the first product").diff("""
+wrong("13.3", "apply f to x before the first matmul").diff("""
 Forgets f.
 - hidden = F.gelu(F.linear(f(x), up, up_bias))
 + hidden = F.gelu(F.linear(x, up, up_bias))
@@ -241,7 +241,7 @@ Forgets the second bias.
 - return g(F.linear(hidden, down)) + down_bias
 + return g(F.linear(hidden, down))
 """)
-wrong("13.3", "adds its part of it to its part of the hidden features").diff("""
+wrong("13.3", "adds its shard of it to its shard of the hidden features").diff("""
 Forgets the first bias.
 - hidden = F.gelu(F.linear(f(x), up, up_bias))
 + hidden = F.gelu(F.linear(f(x), up))
@@ -434,7 +434,7 @@ def cross_entropy(logits, targets, first, group, g):
 
 # 13.5
 
-wrong("13.5", "the parts are joined along the batch").diff("""
+wrong("13.5", "the shards are joined along the batch").diff("""
 Gathers as collectives do, along the first dimension.
 -     part = x.movedim(1, 0).contiguous()
 -     whole = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
@@ -469,7 +469,7 @@ Reduces as collectives do, along the first dimension.
 """)
 
 
-@wrong("13.5", "this is a part of only this rank's gradient")
+@wrong("13.5", "this is a shard of only this rank's gradient")
 def sequence_f_and_g(group):
     """Takes its tokens of the gradient, and adds nothing up."""
 
@@ -526,7 +526,7 @@ Reduces all and keeps a part.
 +     comm.all_reduce(whole, group).wait()
 +     part = whole.chunk(group.size())[group.rank()]
 """)
-wrong("13.5", "this is a part of only this rank's x").diff("""
+wrong("13.5", "this is a shard of only this rank's x").diff("""
 Takes its tokens of x, and adds nothing up.
 -         return scattered(x)
 +         return x.chunk(group.size(), 1)[group.rank()].contiguous()
@@ -600,7 +600,7 @@ Divides the tokens among the ranks.
 - return 8 * tokens * width * per_element, 3 * parameters * per_element
 + return 8 * tokens / ranks * width * per_element, 3 * parameters * per_element
 """)
-wrong("13.7", "because it already has one part").diff("""
+wrong("13.7", "because it already has one shard").diff("""
 Leaves the factor of the ring out.
 - per_element = itemsize * (ranks - 1) / ranks
 + per_element = itemsize
@@ -610,7 +610,7 @@ Counts elements.
 - per_element = itemsize * (ranks - 1) / ranks
 + per_element = (ranks - 1) / ranks
 """)
-wrong("13.7", "again for backward").diff("""
+wrong("13.7", "again for the backward pass").diff("""
 Gathers once, as if units stayed whole.
 - return 8 * tokens * width * per_element, 3 * parameters * per_element
 + return 8 * tokens * width * per_element, 2 * parameters * per_element

@@ -5,7 +5,7 @@ from minifsdp.course.workshop.wrong import wrong
 # 14.1
 
 
-@wrong("14.1", "as many layers on each rank, whatever they cost")
+@wrong("14.1", "every rank has the same number of layers, whatever they cost")
 def place(costs, ranks):
     """Places by number."""
     return [len(part) for part in torch.arange(len(costs)).tensor_split(ranks)]
@@ -47,7 +47,7 @@ Lets a stage be empty.
 - return min(found)
 + return min(found, key=lambda each: each[0])
 """)
-wrong("14.1", "the sum of the squares is as small as can be").diff("""
+wrong("14.1", "this minimizes the sum of the squares").diff("""
 Makes the stages alike, by the squares of their sums.
 -         return sum(costs[:end]), [end]
 +         return sum(costs[:end]) ** 2, [end]
@@ -72,7 +72,7 @@ Returns where the stages end.
 """)
 
 
-@wrong("14.1", "and the rest on the last, whatever they cost")
+@wrong("14.1", "and the rest is on the last, whatever they cost")
 def place(costs, ranks):
     """Places by number, the rest on the last rank."""
     each = len(costs) // ranks
@@ -105,12 +105,12 @@ Scales nothing.
 - loss = loss_fn(forward(rows), wanted) * (len(rows) / len(x))
 + loss = loss_fn(forward(rows), wanted)
 """)
-wrong("14.2", "a micro-batch counts by its rows").diff("""
+wrong("14.2", "a micro-batch counts by its number of samples").diff("""
 Takes the mean of the micro-batches.
 - loss = loss_fn(forward(rows), wanted) * (len(rows) / len(x))
 + loss = loss_fn(forward(rows), wanted) / micros
 """)
-wrong("14.2", "all micro-batches go forward first").diff("""
+wrong("14.2", "all forward passes come first").diff("""
 Goes backward once, at the end.
 -     loss.backward()
 -     losses.append(loss.detach())
@@ -120,7 +120,7 @@ Goes backward once, at the end.
 + total.backward()
 + return total.detach()
 """)
-wrong("14.2", "`chunk` makes other ones").diff("""
+wrong("14.2", "`chunk` makes different ones").diff("""
 Cuts with `chunk`.
 - for rows, wanted in zip(x.tensor_split(micros), target.tensor_split(micros), strict=True):
 + for rows, wanted in zip(x.chunk(micros), target.chunk(micros), strict=True):
@@ -142,20 +142,20 @@ Adds up losses that are not scaled.
 + loss = loss_fn(forward(rows), wanted)
 + (loss * (len(rows) / len(x))).backward()
 """)
-wrong("14.2", "no backward").diff("""
+wrong("14.2", "no backward pass ran").diff("""
 Forgets to go backward.
 -     loss.backward()
 """)
 
 # 14.3
 
-wrong("14.3", "backwards begin with micro-batch 0 here").diff("""
+wrong("14.3", "backward passes begin with micro-batch 0 here").diff("""
 Goes backward from the last micro-batch to the first.
 - return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
 + first = [Action(rank, "F", micro) for micro in range(micros)]
 + return first + [Action(rank, "B", micro) for micro in reversed(range(micros))]
 """)
-wrong("14.3", "a backward after each forward").diff("""
+wrong("14.3", "a backward pass after each forward pass").diff("""
 Goes backward after each forward.
 - return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
 + return [Action(rank, kind, micro) for micro in range(micros) for kind in ("F", "B")]
@@ -165,7 +165,7 @@ Swaps stage and micro-batch.
 - return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
 + return [Action(micro, kind, rank) for kind in ("F", "B") for micro in range(micros)]
 """)
-wrong("14.3", "backward cannot come before forward").diff("""
+wrong("14.3", "the backward pass cannot come before the forward pass").diff("""
 Begins with backwards.
 - return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
 + return [Action(rank, kind, micro) for kind in ("B", "F") for micro in range(micros)]
@@ -175,7 +175,7 @@ Does every stage's work.
 - return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
 + return [Action(stage, kind, micro) for kind in ("F", "B") for micro in range(micros) for stage in range(ranks)]
 """)
-wrong("14.3", "a forward without a backward trains nothing").diff("""
+wrong("14.3", "a forward pass without a backward pass trains nothing").diff("""
 Forgets the backwards.
 - return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
 + return [Action(rank, "F", micro) for micro in range(micros)]
@@ -194,27 +194,27 @@ Does the work of stage 0 on every rank.
 
 # 14.4
 
-wrong("14.4", "one forward too many is ahead").diff("""
+wrong("14.4", "the warm-up has one forward pass too many").diff("""
 Goes as many forwards ahead as there are stages from its own on.
 - ahead = min(ranks - 1 - rank, micros)
 + ahead = min(ranks - rank, micros)
 """)
-wrong("14.4", "count the ranks behind, not those before").diff("""
+wrong("14.4", "count the ranks after this one, not those before it").diff("""
 Counts from the wrong end.
 - ahead = min(ranks - 1 - rank, micros)
 + ahead = min(rank, micros)
 """)
-wrong("14.4", "every rank goes ahead as far as the first").diff("""
+wrong("14.4", "every rank has the warm-up of the first").diff("""
 Takes the same number on every rank.
 - ahead = min(ranks - 1 - rank, micros)
 + ahead = min(ranks - 1, micros)
 """)
-wrong("14.4", "two forwards ahead for each rank behind").diff("""
+wrong("14.4", "two forward passes for each later rank").diff("""
 Warms up as interleaved 1F1B.
 - ahead = min(ranks - 1 - rank, micros)
 + ahead = min(2 * (ranks - 1 - rank), micros)
 """)
-wrong("14.4", "there may be fewer micro-batches than ranks behind this one").diff("""
+wrong("14.4", "there may be fewer micro-batches than ranks after this one").diff("""
 Does micro-batches that do not exist.
 - ahead = min(ranks - 1 - rank, micros)
 + ahead = ranks - 1 - rank
@@ -228,21 +228,21 @@ Goes backward with the newest micro-batch.
 +     found += [Action(rank, "F", micro), Action(rank, "B", micro)]
 + found += [Action(rank, "B", micro) for micro in range(ahead)]
 """)
-wrong("14.4", "the backwards that are left at the end are missing").diff("""
+wrong("14.4", "the remaining backward passes at the end are missing").diff("""
 Forgets the end.
 - found += [Action(rank, "B", micro) for micro in range(micros - ahead, micros)]
 """)
-wrong("14.4", "in a pair the forward comes first").diff("""
+wrong("14.4", "in a pair, the forward pass comes first").diff("""
 Begins each pair with the backward.
 -     found += [Action(rank, "F", micro), Action(rank, "B", micro - ahead)]
 +     found += [Action(rank, "B", micro - ahead), Action(rank, "F", micro)]
 """)
-wrong("14.4", "each waits for the whole way there and back").diff("""
+wrong("14.4", "each waits for the full round trip").diff("""
 Goes ahead on no rank.
 - ahead = min(ranks - 1 - rank, micros)
 + ahead = 0
 """)
-wrong("14.4", "all forwards first is GPipe").diff("""
+wrong("14.4", "all forward passes first: this is GPipe").diff("""
 Goes ahead with all micro-batches.
 - ahead = min(ranks - 1 - rank, micros)
 + ahead = micros
@@ -255,16 +255,16 @@ Lets a rank do everything at once.
 - clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
 + clocks[rank] = max([0.0, *(end[each] for each in needed)]) + seconds[kind]
 """)
-wrong("14.5", "a backward waits for the gradient from the next stage").diff("""
+wrong("14.5", "a backward pass waits for the gradient from the next stage").diff("""
 Forgets the gradient.
 - needed += [Action(stage + 1, "B", micro)] if stage < last else []
 """)
-wrong("14.5", "a forward waits for the activations of the stage before").diff("""
+wrong("14.5", "a forward pass waits for the activations of the previous stage").diff("""
 Forgets the activations.
 - needed = [Action(stage - 1, "F", micro)] if kind == "F" and stage > 0 else []
 + needed = []
 """)
-wrong("14.5", "these are the beginnings").diff("""
+wrong("14.5", "these are the times at which actions begin").diff("""
 Writes down when an action begins.
 - end[action] = clocks[rank]
 + end[action] = clocks[rank] - seconds[kind]
@@ -276,7 +276,7 @@ Lets everything take as long as a forward.
 - clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
 + clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds["F"]
 """)
-wrong("14.5", "has to be looked at again").diff("""
+wrong("14.5", "has to be checked again").diff("""
 Goes around the ranks once.
 -                 positions[rank] += 1
 -                 moved = True
@@ -284,12 +284,12 @@ Goes around the ranks once.
 - if len(end) < sum(map(len, plan)):
 -     raise RuntimeError("the plan is a deadlock")
 """)
-wrong("14.5", "nothing will: raise RuntimeError").diff("""
+wrong("14.5", "it is a deadlock: raise RuntimeError").diff("""
 Goes around the ranks until everything is done.
 - while moved:
 + while len(end) < sum(map(len, plan)):
 """)
-wrong("14.5", "if a whole round over the ranks moves none of them").diff("""
+wrong("14.5", "if a full round over the ranks makes no progress").diff("""
 Returns what has run before the deadlock.
 - if len(end) < sum(map(len, plan)):
 -     raise RuntimeError("the plan is a deadlock")
@@ -309,7 +309,7 @@ Looks for the last stage on the last rank.
 - last = max(action.stage for actions in plan for action in actions)
 + last = max(action.stage for action in plan[-1])
 """)
-wrong("14.5", "a backward needs its own stage's forward, too").diff("""
+wrong("14.5", "a backward pass needs its own stage's forward pass, too").diff("""
 Forgets that a backward needs its own forward.
 - needed = [Action(stage, "F", micro)]
 + needed = []
@@ -324,17 +324,17 @@ Waits for the next stage's forward.
 - needed += [Action(stage + 1, "B", micro)] if stage < last else []
 + needed += [Action(stage + 1, "F", micro)] if stage < last else []
 """)
-wrong("14.5", "not from the stage before").diff("""
+wrong("14.5", "not from the previous one").diff("""
 Takes gradients from the stage before.
 - needed += [Action(stage + 1, "B", micro)] if stage < last else []
 + needed += [Action(stage - 1, "B", micro)] if stage > 0 else []
 """)
-wrong("14.5", "the error of a deadlock is RuntimeError").diff("""
+wrong("14.5", "a deadlock has to raise RuntimeError").diff("""
 Raises another error.
 - raise RuntimeError("the plan is a deadlock")
 + raise ValueError("the plan is a deadlock")
 """)
-wrong("14.5", "need not be twice a forward").diff("""
+wrong("14.5", "need not be twice seconds['F']").diff("""
 Takes a backward for two forwards.
 - clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
 + clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds["F"] * (1 if kind == "F" else 2)
@@ -430,19 +430,19 @@ def ends(plan, seconds):
 
 # 14.6
 
-wrong("14.6", "nothing was put off: the gradients of the weights are computed in backward").diff("""
+wrong("14.6", "nothing was postponed: the gradients of the weights are computed in the backward pass").diff("""
 Puts nothing off.
 -         later.append(finish)
 +         finish()
 """)
-wrong("14.6", "the gradient of x is put off, too").diff("""
+wrong("14.6", "the gradient of x is postponed, too").diff("""
 Leaves the gradient of x for later as well.
 -         later.append(finish)
 -         return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
 +         later.append(finish)
 +         return torch.zeros_like(x), None, None
 """)
-wrong("14.6", "only adding it up is left for later").diff("""
+wrong("14.6", "only the addition is left for later").diff("""
 Computes the product in backward.
 -             add(weight, rows.T @ x_rows)
 -             add(bias, rows.sum(0))
@@ -462,7 +462,7 @@ Lets autograd record the product.
 -         rows, x_rows = gradient.flatten(0, -2), x.detach().flatten(0, -2)
 +         rows, x_rows = gradient.flatten(0, -2), x.flatten(0, -2)
 """)
-wrong("14.6", "so that the product has the weight's shape").diff("""
+wrong("14.6", "so that the result has the weight's shape").diff("""
 Transposes x.
 -             add(weight, rows.T @ x_rows)
 +             add(weight, x_rows.T @ rows)
@@ -505,7 +505,7 @@ Takes x to have three dimensions.
 +             add(weight, torch.einsum("bso,bsi->oi", gradient, x.detach()))
 +             add(bias, gradient.sum((0, 1)))
 """)
-wrong("14.6", "the gradient of the bias is computed in backward").diff("""
+wrong("14.6", "the gradient of the bias is computed in the backward pass").diff("""
 Adds up the rows for the bias in backward.
 -             add(bias, rows.sum(0))
 +             add(bias, total)
@@ -558,7 +558,7 @@ Keeps one x for all micro-batches.
 -             x, weight, bias = ctx.saved_tensors
 +             x, (weight, bias) = kept["x"], ctx.saved_tensors
 """)
-wrong("14.6", "not all that is left").diff("""
+wrong("14.6", "not all the work in `later`").diff("""
 Lets the first function do everything.
 - class Linear(torch.autograd.Function):
 + waiting = []
@@ -597,7 +597,7 @@ Reduces after each micro-batch, whatever the stage of ZeRO.
 - return sorted({actions[at].stage: at for at in done}.values())
 + return done
 """)
-wrong("14.7", "ZeRO-2 keeps no whole gradients").diff("""
+wrong("14.7", "ZeRO-2 keeps no unsharded gradients").diff("""
 Reduces once, whatever the stage of ZeRO.
 - if zero == 2:
 -     return done
@@ -639,7 +639,7 @@ Keeps the first backward of each stage.
 - return sorted({actions[at].stage: at for at in done}.values())
 + return sorted({actions[at].stage: at for at in reversed(done)}.values())
 """)
-wrong("14.7", "count all actions of the list, not only backwards").diff("""
+wrong("14.7", "count all actions of the list, not only backward passes").diff("""
 Counts among the backwards.
 - done = [at for at, action in enumerate(actions) if action.kind in ("B", "W")]
 + actions = [action for action in actions if action.kind in ("B", "W")]
@@ -660,12 +660,12 @@ Takes one micro-batch for the last of all stages.
 - return sorted({actions[at].stage: at for at in done}.values())
 + return [at for at in done if actions[at].micro == actions[done[-1]].micro]
 """)
-wrong("14.7", "whole and split backwards add to the same gradients").diff("""
+wrong("14.7", "full and split backward passes add to the same gradients").diff("""
 Reduces once for each kind of backward.
 - return sorted({actions[at].stage: at for at in done}.values())
 + return sorted({(actions[at].stage, actions[at].kind): at for at in done}.values())
 """)
-wrong("14.7", "a forward computes no gradients: they are complete after B or W").diff("""
+wrong("14.7", "a forward pass computes no gradients: they are complete after B or W").diff("""
 Reduces after forwards.
 - done = [at for at, action in enumerate(actions) if action.kind in ("B", "W")]
 + done = [at for at, action in enumerate(actions) if action.kind == "F"]

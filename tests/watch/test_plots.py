@@ -351,12 +351,13 @@ class TestQuantities:
         assert places == {"forward": (1.55, "left"), "backward": (2.0, "left"), "optimizer": (1.55, "right")}
         assert row.get_ylim()[1] == pytest.approx(2.55)
 
-    def test_expected_points_are_unjoined_diamonds_with_one_name(self) -> None:
+    def test_expected_points_are_unjoined_and_share_a_marker_with_one_name(self) -> None:
         ranks = [1, 2, 4]
         series = {"ring": (ranks, [0, 1, 1.5]), "naive": (ranks, [0, 2, 6])}
         picture = graph(series, expected=series | {"model": (ranks, [0, 1, 3])}, source="the paper")
         lines = picture.figure.axes[0].lines
-        assert [(line.get_marker(), line.get_linestyle()) for line in lines] == [("o", "-")] * 2 + [("D", "None")] * 3
+        assert [line.get_marker() for line in lines] == ["o", "o", "D", "D", "s"]
+        assert [line.get_linestyle() for line in lines] == ["-"] * 2 + ["None"] * 3
         assert words(picture.figure) == ["ring", "naive", "the paper", "model"]
         assert "  measured: ring (x [1 2 4]; y [0 1 1.5]); naive (x [1 2 4]; y [0 2 6])" in repr(picture)
 

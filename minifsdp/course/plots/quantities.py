@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _ROW = 78  # characters per line of a timeline row's title
 _FEW = 16  # up to this number, points are shown one by one
-_MARKERS = "Ds^v"  # of expected points: a diamond, and one for each further name that no series has
+_MARKERS = "Ds^v"  # of expected points: a diamond, and one for each name that no series has
 _TICKS = MaxNLocator(9, steps=[1, 2, 4, 5, 8, 10])
 
 Points = tuple[Sequence[float], Sequence[float]]
@@ -88,8 +88,8 @@ def lines(
     """Plot measured points over a quantity, joined by lines, and expected points as diamonds.
 
     Dashes join expected points only outside the measured range, or if there are too many for diamonds. Expected points
-    of equal height that share no name with a series are drawn as a level, a dashed line. Several names that no series
-    has get a marker each.
+    of equal height that share no name with a series are drawn as a level, a dashed line. Each name that no series has
+    gets a marker of its own.
 
     Args:
         series: xs and ys, by name.
@@ -130,7 +130,8 @@ def _plot_expected(
     axes: Axes, expected: Mapping[str, Points], series: Mapping[str, Points], colours: Mapping[str, str], source: str
 ) -> None:
     unnamed = [name for name in expected if name in series]  # these share one legend entry
-    shapes = dict(zip((name for name in expected if name not in series), cycle(_MARKERS), strict=False))
+    free = _MARKERS[1:] if unnamed else _MARKERS  # the diamond belongs to the shared entry
+    shapes = dict(zip((name for name in expected if name not in series), cycle(free), strict=False))
     measured = {x for xs, _ in series.values() for x in xs}
     for name, (xs, ys) in expected.items():
         level = name not in series and len(set(ys)) == 1

@@ -21,17 +21,17 @@ Operator = Callable[[Tensor], Tensor]
     "13.1",
     hints=(
         "`w.chunk(t, dim)` returns the parts, possibly fewer than t. For rows: which columns of x does a rank multiply "
-        "with its rows of w, and how do the ranks' products combine into the result? For columns: the gather needs "
-        "parts of equal size, and joins them along the first dimension.",
-        "For columns: pad this rank's part of w with zeros at the end to [in, ceil(out / t)], gather the products into "
+        "by its rows of w, and how do the ranks' matmuls combine into the result? For columns: the gather needs "
+        "shards of equal size, and joins them along the first dimension.",
+        "For columns: pad this rank's shard of w with zeros at the end to [in, ceil(out / t)], gather the results into "
         "[t, rows, ceil(out / t)], apply `movedim(0, 1)` and `flatten(1)`, and drop the columns beyond `out`. For "
-        "rows: take the same slice of x's columns and of w's rows, then all-reduce the product. An empty slice gives "
-        "a product of zeros.",
+        "rows: take the same slice of x's columns and of w's rows, then all-reduce the partial sum. An empty slice "
+        "gives a partial sum of zeros.",
     ),
     forbids=(layouts.move, layouts.relaid, layouts.all_gathered, layouts.all_reduced, layouts.part_of),
 )
 def multiply(x: Tensor, w: Tensor, by: Literal["columns", "rows"], group: Group) -> Tensor:
-    """Compute x w, with each rank multiplying with only its shard of w."""
+    """Compute x w. Each rank multiplies only by its shard of w."""
     t, rank = group.size(), group.rank()
     if by == "rows":
         size = -(-w.shape[0] // t)
@@ -59,7 +59,7 @@ def multiply(x: Tensor, w: Tensor, by: Literal["columns", "rows"], group: Group)
     forbids=(layouts.f, layouts.g, layouts.move, layouts.relaid, layouts.all_reduced),
 )
 def f_and_g(group: Group) -> tuple[Operator, Operator]:
-    """Return f, which copies in forward and sums gradients, and g, which sums in forward and copies gradients."""
+    """Return f, which copies forward and sums gradients, and g, which sums forward and copies gradients."""
 
     def summed(x: Tensor) -> Tensor:
         total = x.clone(memory_format=torch.contiguous_format)
@@ -91,10 +91,10 @@ def f_and_g(group: Group) -> tuple[Operator, Operator]:
     "13.3",
     hints=(
         "The first matrix is split by columns: what has to be applied to x before it? The second matrix is split by "
-        "rows: what has to be applied to the product after it? Nothing is sent in between. How often may the second "
-        "bias be in the sum?",
-        "Compute `F.linear(f(x), up, up_bias)`, then gelu, then `F.linear(.., down)` without a bias, then g. Every "
-        "rank then adds the whole bias to the sum.",
+        "rows: what has to be applied to the partial sum after it? Nothing is sent in between. How often may the "
+        "second bias be in the sum?",
+        "Compute `F.linear(f(x), up, up_bias)`, then GELU, then `F.linear(.., down)` without a bias, then g. Every "
+        "rank then adds the full bias to the sum.",
     ),
 )
 def mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, f: Operator, g: Operator) -> Tensor:
@@ -130,12 +130,12 @@ def cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Group, g: 
 @reference(
     "13.5",
     hints=(
-        "Backward is the transpose of forward. After a gather, every rank uses the whole sequence with its own "
-        "weights, so in backward the gradients have to be summed, and each rank keeps its part of the sum. Collectives "
-        "join and split tensors along the first dimension, but the sequence is the second dimension.",
+        "The backward pass is the transpose of the forward pass. After a gather, every rank multiplies the full "
+        "sequence by its own weights, so the gradients have to be summed, and each rank keeps its shard of the sum. "
+        "Collectives join and split tensors along the first dimension, but the sequence is the second dimension.",
         "Write two helpers. `gathered(x)` takes `x.movedim(1, 0).contiguous()` [s / t, b, h], gathers it into "
         "[s, b, h], and moves the dimension back. `scattered(x)` does the same with a reduce-scatter, from s to s / t. "
-        "f calls `gathered` in forward and `scattered` in backward; g does the opposite.",
+        "f calls `gathered` in the forward and `scattered` in the backward pass; g does the opposite.",
     ),
     forbids=(layouts.move, layouts.relaid, layouts.all_gathered, layouts.reduce_scattered),
 )
@@ -178,21 +178,21 @@ def sequence_f_and_g(group: Group) -> tuple[Operator, Operator]:
 @reference(
     "13.6",
     hints=(
-        "A rank sees only a part of the tokens, so its gradients of weight and bias are partial sums. You already have "
-        "a function that changes nothing in forward and sums gradients in backward.",
+        "A rank sees only a shard of the tokens, so its gradients of weight and bias are partial sums. You already "
+        "have a function that changes nothing in the forward pass and sums gradients in the backward pass.",
         "Return `F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))`. f is applied to the parameters, not to "
         "the tokens.",
     ),
 )
 def norm(part: Tensor, weight: Tensor, bias: Tensor, f: Operator) -> Tensor:
-    """LayerNorm of this rank's part of the sequence."""
+    """Apply LayerNorm to this rank's tokens."""
     return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
 
 
 @reference(
     "13.7",
     hints=(
-        "Tensor parallelism sends activations. How many all-reduces does a block need in a step, and what does a ring "
+        "Tensor parallelism sends activations. How many all-reduces does a block need per step, and what does a ring "
         "send for each? FSDP sends parameters and gradients. How many times does it send each of them, and what does a "
         "ring send for an all-gather or a reduce-scatter?",
         "Tensor parallelism needs 4 all-reduces of tokens · width elements, and for each a rank sends 2 (t - 1) / t "
@@ -202,6 +202,6 @@ def norm(part: Tensor, weight: Tensor, bias: Tensor, f: Operator) -> Tensor:
     ),
 )
 def bytes_sent(tokens: int, width: int, parameters: int, ranks: int, itemsize: int) -> tuple[float, float]:
-    """Compute the bytes that a rank sends for a block in a step, with tensor parallelism and with FSDP."""
+    """Compute the bytes that a rank sends for one block in one step, with tensor parallelism and with FSDP."""
     per_element = itemsize * (ranks - 1) / ranks
     return 8 * tokens * width * per_element, 3 * parameters * per_element

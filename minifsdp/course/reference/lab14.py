@@ -23,8 +23,8 @@ Later = list[Callable[[], None]]
 @reference(
     "14.1",
     hints=(
-        "Suppose that the last stage begins at layer i. What is then left to decide is the same question with fewer "
-        "layers and one rank less. A stage is never empty.",
+        "Suppose that the last stage begins at layer i. The rest is the same question with fewer layers and "
+        "one rank less. A stage is never empty.",
         "`best(end, stages)`: the slowest stage and the counts for the first `end` layers on `stages` ranks. With one "
         "stage it is their sum. Otherwise take the minimum, over all beginnings of the last stage, of the larger of "
         "`best(begin, stages - 1)` and the sum of the layers from `begin` to `end`. `@cache` makes it fast.",
@@ -49,10 +49,10 @@ def place(costs: Sequence[float], ranks: int) -> list[int]:
 @reference(
     "14.2",
     hints=(
-        "The loss of the batch is a mean over its rows. What share of that mean comes from a micro-batch? Gradients "
+        "The loss of the batch is a mean over its samples. What share of that mean comes from a micro-batch? Gradients "
         "add up in `.grad` by themselves. When can the activations of a micro-batch be freed?",
-        "For each pair of `x.tensor_split(micros)` and `target.tensor_split(micros)`: forward, loss, times len(rows) / "
-        "len(x), backward at once. Add up `loss.detach()`.",
+        "For each pair of `x.tensor_split(micros)` and `target.tensor_split(micros)`: compute the loss, scale it "
+        "by len(rows) / len(x), and call `backward()` at once. Add up `loss.detach()`.",
     ),
 )
 def accumulate(
@@ -62,7 +62,7 @@ def accumulate(
     target: Tensor,
     micros: int,
 ) -> Tensor:
-    """Forward and backward of a batch in micro-batches; the batch's loss."""
+    """Run the forward and backward passes of a batch in micro-batches; return the batch's loss."""
     losses = []
     for rows, wanted in zip(x.tensor_split(micros), target.tensor_split(micros), strict=True):
         loss = loss_fn(forward(rows), wanted) * (len(rows) / len(x))
@@ -74,30 +74,30 @@ def accumulate(
 @reference(
     "14.3",
     hints=(
-        "Each rank has one stage, whose number is the rank's. Which forwards does it do, and when may its first "
-        "backward come?",
+        "Each rank has one stage, and both have the same number. Which forward passes does the rank run, and when may "
+        "its first backward pass start?",
         '`Action(rank, "F", micro)` for every micro-batch, then `Action(rank, "B", micro)` for every micro-batch.',
     ),
     forbids=(gpipe_schedule.gpipe,),
 )
 def gpipe(rank: int, ranks: int, micros: int) -> list[Action]:
-    """All forwards, then all backwards."""
+    """All forward passes, then all backward passes."""
     return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
 
 
 @reference(
     "14.4",
     hints=(
-        "The last rank has its first gradient at once: F0 B0 F1 B1 and so on. The one before it has a forward more to "
-        "do until its first gradient comes back. How many for rank r? And what if there are fewer micro-batches than "
-        "that?",
-        "`ahead = min(ranks - 1 - rank, micros)` forwards; then pairs, a forward of `micro` and a backward of `micro - "
-        "ahead`; then the `ahead` backwards that are left.",
+        "The last rank has its first gradient at once: F0 B0 F1 B1 and so on. The rank before it has time for one more "
+        "forward pass until its first gradient comes back. How many does rank r have time for? What if there are fewer "
+        "micro-batches than that?",
+        "First `ahead = min(ranks - 1 - rank, micros)` forward passes; then pairs of F of `micro` and B of `micro - "
+        "ahead`; then the remaining `ahead` backward passes.",
     ),
     forbids=(one_f_one_b_schedule.one_f_one_b, interleaved.interleaved, zero_bubble.zero_bubble),
 )
 def one_f_one_b(rank: int, ranks: int, micros: int) -> list[Action]:
-    """Forwards until the first gradient comes back, then one forward and one backward in turn."""
+    """Forward passes until the first gradient comes back, then forward and backward passes in turn."""
     ahead = min(ranks - 1 - rank, micros)
     found = [Action(rank, "F", micro) for micro in range(ahead)]
     for micro in range(ahead, micros):
@@ -109,11 +109,11 @@ def one_f_one_b(rank: int, ranks: int, micros: int) -> list[Action]:
 @reference(
     "14.5",
     hints=(
-        "An action begins when the one before it on its rank has ended and its inputs are there. A forward needs one "
-        "other action, a backward two, unless it is the last stage's. In which order do you get to know the ends?",
+        "An action begins when the previous one on its rank has ended and its inputs are available. F needs one "
+        "other action; B needs two, except in the last stage. In which order do you get to know the ends?",
         "Keep a clock and a position for each rank. Go around the ranks: while the next action of a rank has all its "
-        "inputs in `end`, its end is max(clock, inputs) + seconds[kind]; move the clock and the position. If a whole "
-        "round gets nowhere and actions are left, raise.",
+        "inputs in `end`, its end is max(clock, inputs) + seconds[kind]; move the clock and the position. If a full "
+        "round makes no progress and actions are left, raise.",
     ),
     forbids=(simulate.simulate, simulate._Inputs.of),
 )
@@ -146,16 +146,17 @@ def ends(plan: Plan, seconds: Mapping[str, float]) -> dict[Action, float]:
 @reference(
     "14.6",
     hints=(
-        "y = x w^T + b. Of the three gradients, which does another rank wait for? The other two need x and the "
+        "y = x w^T + b. Which of the three gradients does another rank wait for? The other two need x and the "
         "gradient of y: keep both until they are computed.",
         "In `backward`, return `gradient @ weight, None, None`, with None first where `ctx.needs_input_grad[0]` is "
         "False. Append a function that adds `rows.T @ x_rows` to `weight.grad` and `rows.sum(0)` to `bias.grad`, where "
-        "`rows = gradient.flatten(0, -2)`. Use `x.detach()`: outside backward, autograd would record the product.",
+        "`rows = gradient.flatten(0, -2)`. Use `x.detach()`: outside the backward pass, autograd would record the "
+        "matmul.",
     ),
     forbids=(weights._Linear.backward, weights._forward, weights._accumulate),
 )
 def linear_later(later: Later) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return F.linear with a backward that leaves the gradients of weight and bias to functions in `later`."""
+    """Return F.linear with a backward pass that leaves the gradients of weight and bias to functions in `later`."""
 
     def add(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
