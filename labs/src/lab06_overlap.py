@@ -19,7 +19,7 @@
 # *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
 # lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
 # - compute when an operation starts on a device whose host runs ahead, given the streams, the events and the launch
 #   time per operation;

@@ -28,7 +28,7 @@
 # must not reuse memory that a stream may still be reading. In this lab, you build such an allocator, see it run out of
 # memory, and solve the problem with a limit on the number of units that are gathered and not yet freed.
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
 # - define `allocated`, `active` and `reserved`, and explain why they differ;
 # - explain why one stream cannot use memory freed on another, and what `record_stream` costs;

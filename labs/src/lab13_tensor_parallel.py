@@ -20,7 +20,7 @@
 #
 # *From [lecture 7, Tensor parallelism and pipelines](../slides/split.md), whose first half comes before this lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
 # - split a matrix product by columns and by rows, and name the collective that each split needs;
 # - explain where a transformer block sums over the ranks in forward, where it does so in backward, and why it needs

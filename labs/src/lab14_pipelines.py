@@ -21,7 +21,7 @@
 #
 # *From [lecture 7, Tensor parallelism and pipelines](../slides/split.md), whose second half comes before this lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
 # - place layers so that no stage holds up the others;
 # - write the lists of actions of GPipe and 1F1B, and compute when each action ends;
