@@ -19,7 +19,7 @@
 #
 # *From [lecture 1, Where memory goes, and what ZeRO saves](../slides/memory.md), which comes before this lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 # - compute a model's bytes of parameters, gradients and optimizer state for the usual optimizers, in float32 and in
 #   mixed precision, and verify your results by measurement;
 # - derive the memory per rank in each of the three stages of ZeRO;

@@ -19,10 +19,10 @@
 #
 # *From [lecture 2, Collectives and DDP](../slides/ddp.md), which comes before this lab.*
 #
-# **Afterwards you can** write a program that runs in N processes at the same time; explain why and where a group of
-# ranks hangs; implement broadcast and reduce as trees, reduce-scatter and all-gather as rings, and all-reduce as a
-# sequence of these two rings; count the bytes and messages sent by a rank in each operation; and predict how long an
-# operation takes on a link.
+# **After this lab, you will be able to** write a program that runs in N processes at the same time; explain why and
+# where a group of ranks hangs; implement broadcast and reduce as trees, reduce-scatter and all-gather as rings, and
+# all-reduce as a sequence of these two rings; count the bytes and messages sent by a rank in each operation; and
+# predict how long an operation takes on a link.
 #
 # **You need** to know tensors and autograd; lab 00 is not required.
 #

@@ -21,7 +21,7 @@
 #
 # *From [lecture 2, Collectives and DDP](../slides/ddp.md), which comes before this lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
 # - write DDP with autograd hooks and one collective, and explain why its result equals single-process training;
 # - explain the purpose of a bucket, its memory cost, and why buckets are filled from the last layer backwards;

@@ -20,7 +20,7 @@
 #
 # *From [lecture 1, Where memory goes, and what ZeRO saves](../slides/memory.md), which comes before this lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 # - split the parameters of any model into equal shards;
 # - write the ZeRO-1 step: reduce-scatter the gradients, update a shard, all-gather the parameters;
 # - reduce and free gradients while the backward pass is running, as ZeRO-2 does;

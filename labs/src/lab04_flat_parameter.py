@@ -10,9 +10,9 @@
 # %% [markdown]
 # # Lab 04: the flat parameter
 #
-# **Afterwards you can** derive the shards of N ranks from a list of parameters on paper: the amount and the position of
-# the padding, the ranks that hold a given bias, and the memory cost of building a unit's flat parameter. You will also
-# be able to read torch's `FlatParamHandle`.
+# **After this lab, you will be able to** derive the shards of N ranks from a list of parameters on paper: the amount
+# and the position of the padding, the ranks that hold a given bias, and the memory cost of building a unit's flat
+# parameter. You will also understand the code of torch's `FlatParamHandle`.
 #
 # ![The parameters of one unit, laid end to end in a flat buffer that is split into sixteen
 # shards](../slides/figures/fsdp-offsets.svg)

@@ -20,7 +20,7 @@
 #
 # *From [lecture 3, Flat parameters and FSDP](../slides/fsdp.md), which comes before this lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
 # - explain when each autograd hook fires, and place the gather, the free and the reduction correctly;
 # - free and reallocate a tensor's memory while views and saved tensors refer to it, without an autograd error;

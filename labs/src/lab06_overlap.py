@@ -12,14 +12,14 @@
 #
 # The FSDP of lab 05 waits for every message. While the link is busy, nothing is computed, and while a unit is being
 # computed, the link is idle. The step time is therefore the compute time **plus** the communication time. In this lab,
-# communication gets its own streams and overlaps with compute as far as the issue order allows.
+# communication runs on its own streams and overlaps with compute as far as the issue order allows.
 #
 # ![Compute and communication of one step, each on its own stream](../slides/figures/overlap-step.svg)
 #
 # *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
 # lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
 # - compute when an operation starts on a device whose host runs ahead, given the streams, the events and the launch
 #   time per operation;
@@ -33,7 +33,7 @@
 #
 # **Time** 75 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU that the ranks share
 # (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** a few tens of MiB of tensors per rank;
-# a process takes a few hundred MiB, mostly for torch itself. On a GPU, one cell trains a larger model.
+# each process takes a few hundred MiB, mostly for torch itself. On a GPU, one cell trains a larger model.
 
 # %% tags=["setup"]
 # set-up
@@ -51,8 +51,8 @@ from minifsdp.flat_param import FlatParameter
 # ## Who waits for whom
 #
 # Your program does not run on the GPU. It runs on the CPU, the **host**, and puts *kernels* (one operation each, such
-# as a matmul or an addition) into queues, which the GPU processes. Launching a kernel takes the host a few
-# microseconds, however long the kernel runs, so the host is soon far ahead of the GPU.
+# as a matmul or an addition) into queues, which the GPU processes. The host needs a few microseconds to launch a
+# kernel, however long the kernel runs, so it is soon far ahead of the GPU.
 #
 # - A **stream** is such a queue: first in, first out. Two streams run concurrently.
 # - An **event** is a marker that the host records in a stream's queue. It is *complete* when the stream has reached it.
@@ -62,10 +62,9 @@ from minifsdp.flat_param import FlatParameter
 #   needs a value from the device, as in `loss.item()`.
 #
 # By default, PyTorch computes on a single stream, the *compute stream*. NCCL's collectives, if issued with
-# `async_op=True` as here, run on a stream of their communicator, one after the other, in issue order. A collective
-# starts when the stream on which it was *issued* reaches that point; `handle.wait()` makes the stream on which it is
-# *called* wait for the collective. With gloo on a CPU, the host itself waits. Your observations therefore depend on
-# your setup:
+# `async_op=True` as here, run one after another on a stream of their communicator, in issue order. A collective starts
+# when the stream on which it was *issued* reaches that point; `handle.wait()` makes the stream on which it is *called*
+# wait for the collective. With gloo on a CPU, the host itself waits. Your observations therefore depend on your setup:
 #
 # | setup | `wait()` blocks | what runs ahead | a timeline shows | its times represent |
 # |---|---|---|---|---|
@@ -74,8 +73,8 @@ from minifsdp.flat_param import FlatParameter
 # | a GPU for each rank, NCCL | the stream | the host | kernels | these GPUs and their links |
 #
 # On the laptop, the host itself computes, and other threads carry the messages. On a shared GPU, the streams, the
-# events and the order of kernels are real, but the ranks take turns on the GPU and communicate over sockets, so the
-# *gain* from overlap cannot be measured there. Some parts are the same in every setup: programs for the simulated GPU
+# events and the order of kernels are real, but the ranks take turns on the GPU and communicate over sockets, so you
+# cannot measure the *gain* from overlap there. Some parts are the same in every setup: programs for the simulated GPU
 # are recorded on the CPU, and cells that call `versus` run their ranks over gloo on the CPU. Everything else runs in
 # your setup.
 #
@@ -83,8 +82,8 @@ from minifsdp.flat_param import FlatParameter
 #
 # *10 minutes, medium*
 #
-# A dozen lines of code can implement these rules. Make a prediction first. The host queues the following five
-# operations (each a `Piece` in the code) in this order, and needs 0.5 ms to queue each of them, including the first:
+# A dozen lines of code can implement these rules. First, make a prediction. The host queues the following five
+# operations (each a `Piece` in the code) in this order. It needs 0.5 ms to queue each of them, including the first:
 #
 # | number | stream | duration | waits for |
 # |---|---|---|---|
@@ -149,9 +148,10 @@ slips = {
 outcome("6.1", round(1e3 * finish_times(FIVE, 0.5e-3)[-1], 3), how="computed", slips=slips)
 
 # %% [markdown]
-# Now apply your function to the forward pass of six units. The kernels and collectives are the same in three settings:
+# Now apply your function to the forward pass of six units. The kernels and collectives are the same in the following
+# three settings:
 #
-# - **lab 05 on a GPU**: everything is issued on one stream, so a gather starts only when the compute before it has
+# - **lab 05 on a GPU**: everything is issued on one stream, so a gather starts only when all earlier compute has
 #   finished;
 # - **two streams on a GPU**: a gather starts when the link is free, and each unit's compute waits for that unit's
 #   gather;
@@ -230,20 +230,20 @@ plots.timeline(
 )
 
 # %% [markdown]
-# `minifsdp.course.machine` is a full version of your function. A `Recorder` logs every request of a real training step
-# to its device (kernels with their FLOPs and bytes, collectives, waits, allocations and frees, each with its stream),
-# and `replay` computes when each of them would run on given hardware. This lab uses the model wherever a laptop cannot
-# measure an effect, and every such figure is labelled *model, not measured*. The model ignores jitter on the host, the
-# mutual slowdown of kernels and collectives, and the multiprocessors occupied by NCCL.
+# `minifsdp.course.machine` is a full version of your function. A `Recorder` logs every request that a real training
+# step makes to its device: kernels with their FLOPs and bytes, collectives, waits, allocations and frees, each with its
+# stream. Then `replay` computes when each request would run on given hardware. This lab uses the model wherever a
+# laptop cannot measure an effect, and every such figure is labelled *model, not measured*. The model ignores jitter on
+# the host, the mutual slowdown of kernels and collectives, and the multiprocessors occupied by NCCL.
 #
 # ## 6.2 Order two streams
 #
 # *5 minutes, easy*
 #
 # Two streams are always ordered in the same way: one records an event, and the other waits for it. On CUDA, these are
-# torch's streams and events. On a CPU, a stream is only a name and a wait does nothing, but every function in
-# `device.command_observers` is still called with each command that a GPU would receive. The recorder and the checks in
-# this lab rely on these calls.
+# torch's streams and events. On a CPU, a stream is only a name, and a wait does nothing. Still, every function in
+# `device.command_observers` is called with each command that a GPU would receive. The recorder and the checks in this
+# lab rely on these calls.
 #
 # Predict: `giver` has 40 ms of work queued. For how many milliseconds does `order_streams` block the host?
 
@@ -296,11 +296,11 @@ outcome("6.2", stands, how="computed", slips=slips)
 #
 # *8 minutes, medium*
 #
-# This is lab 05's gather, on its own stream and without the final wait. It issues two operations, and *both* belong on
-# that stream: the collective, which starts when that stream reaches it, and the allocation. The allocator keeps a
+# This is lab 05's gather, on its own stream and without the final wait. It performs two operations, and *both* belong
+# on that stream: the collective, which starts when the stream reaches it, and the allocation. The allocator keeps a
 # separate pool of memory for each stream. A freed block can be reused on its own stream immediately, because its last
 # user comes earlier in the same queue. A block from the compute stream's pool, by contrast, may still be in use by
-# compute when the gather writes into it.
+# compute when the gather writes to it.
 #
 # The gather reads this rank's shard, which the optimizer has written on the compute stream. One wait per step, before
 # the first gather, is enough to order the two streams (with your function from 6.2). That wait does not belong in
@@ -386,18 +386,20 @@ assert after
 #
 # *15 minutes, hard*
 #
-# Values do not reveal such a bug, but the issue order does. The log used here has one line for each action of the host:
+# The values do not reveal such a bug, but the issue order does. The log used here has one line for each action of the
+# host:
 #
 # | verb | object | stream | meaning |
 # |---|---|---|---|
 # | `gather` | unit | the issuing stream | from here on, the gather is in progress; the stream itself does not wait |
 # | `wait` | unit | the waiting stream | it waits for the unit's most recent gather |
-# | `record` | event | the recording stream | the event covers all gathers that the stream is *sure* of at this point |
-# | `wait event` | event | the waiting stream | it waits for the event's last `record`, then is sure of its gathers |
+# | `record` | event | the recording stream | the event covers all gathers that the stream is *ordered after* |
+# | `wait event` | event | the waiting stream | it waits for the event's last `record` and inherits its gathers |
 # | `read` | unit | the kernel's stream | a kernel computes with the unit's parameters |
 #
-# A stream is *sure* of a gather if it has waited for that gather itself, or for an event recorded on a stream that was
-# already sure of that gather. A wait covers one gather only: the next gather of the same unit needs another wait.
+# A stream is *ordered after* a gather if it has waited for that gather itself, or for an event recorded on a stream
+# that was already ordered after that gather. A wait covers only one gather: the next gather of the same unit needs
+# another wait.
 
 
 # %%
@@ -412,8 +414,8 @@ class Did(NamedTuple):
 def missing_waits(log: list[Did]) -> list[int]:
     """Find the lines that read a unit whose most recent gather may still be under way, and return their numbers.
 
-    A `read` is correct if its stream is sure of the unit's most recent gather at that point. Reading a unit that was
-    never gathered is an error too. Lines are numbered from 0. Every `wait` and `wait event` comes after a matching
+    A `read` is correct if its stream is ordered after the unit's most recent gather at that point. Reading a unit that
+    was never gathered is an error too. Lines are numbered from 0. Every `wait` and `wait event` comes after a matching
     `gather` or `record`.
     """
     ...
@@ -438,8 +440,8 @@ for number in missing_waits(log):
     print(f"line {number}: {log[number].stream} reads {log[number].what} too early")
 
 # %% [markdown]
-# `torch.cuda._sanitizer` performs this check for every tensor of a program. Instead of sets of gathers, it keeps
-# *vector clocks*: for each stream, a number that records how far that stream is known to have progressed.
+# `torch.cuda._sanitizer` performs this check for every tensor of a program. Instead of sets of gathers, each stream
+# keeps a *vector clock*: for every other stream, a number that records how far that stream is known to have progressed.
 # `minifsdp/course/machine/hazards.py` uses the same method.
 #
 # ## 6.5 Free without stopping
@@ -448,16 +450,16 @@ for number in missing_waits(log):
 #
 # The host frees a unit once it has *issued* the unit's last kernel. That kernel still has to read the unit's memory,
 # and may run as much as a second later. If the host waited for the kernel, it could not run ahead. So the allocator
-# must know which streams still read the memory. It knows the stream on which the memory was allocated; every other
-# reading stream must be recorded before the memory is freed:
+# must know which streams are still reading the memory. It knows the stream on which the memory was allocated; every
+# other stream that reads it must be recorded before the memory is freed:
 #
 #     device.record_stream(buffer)        # the *current* stream uses this buffer; torch: Tensor.record_stream
 #
-# When the memory is freed, the allocator records an event on that stream, and reuses the memory only after the event is
-# complete.
+# When the memory is freed, the allocator records an event on each recorded stream, and reuses the memory only after
+# these events have completed.
 #
-# In the cell below, a 12 MiB buffer is "gathered" on the link's stream and summed on the compute stream, which takes a
-# long time. The host frees the buffer immediately and allocates the next one, also of 12 MiB. The result of the sum
+# In the cell below, a 12 MiB buffer is "gathered" on the link's stream and summed on the compute stream. The sum takes
+# a long time. The host frees the buffer immediately and allocates the next one, also of 12 MiB. The result of the sum
 # takes 2 MiB, the smallest amount that the allocator requests from the device. Predict: how many MiB does the allocator
 # request in total?
 
@@ -538,24 +540,24 @@ assert not run.hazards, "the next gather is written over what compute still read
 #
 # *10 minutes, medium*
 #
-# Suppose that the host has issued all kernels for a unit's gradient and has freed the unit's parameters. Next, it
+# Suppose that the host has issued all kernels for a unit's gradient and has freed the unit's parameters. Next, the host
 # issues the reduction. The reduction reads the gradient, which the compute stream is still writing, so the two streams
-# must be ordered. Nothing in the rest of the backward pass reads the result, so nothing needs to wait for the reduction
-# yet. What has to wait for it, and when?
+# must be ordered. The rest of the backward pass does not read the result, so it does not have to wait for the
+# reduction. What does have to wait, and when?
 #
 # - The optimizer waits for it, at the end of the backward pass.
-# - The next reduction waits for it, so that only one unsharded gradient is held at a time. (This is true in issue
-#   order, which is the only order on a CPU. On a GPU, the memory of freed gradients becomes available only after their
-#   events, so several gradients may still occupy memory.)
+# - The next reduction waits for it, so that only one unsharded gradient is held at a time. (This limit holds in the
+#   order in which the host issues the work; on a CPU, there is no other order. On a GPU, the memory of a freed gradient
+#   becomes available only once its event has completed, so several gradients may still occupy memory.)
 #
-# `unit.wait_reduce()` does more than wait: on the current stream, it adds the mean to the shard's `.grad` and frees the
-# unsharded gradient. Therefore, this call also belongs on the reduction stream.
+# `unit.wait_reduce()` does more than wait: on the current stream, it also adds the mean to the shard's `.grad` and
+# frees the unsharded gradient. Therefore, this call belongs on the reduction stream, too.
 #
-# Predict for the lab's model (5 blocks of 133,665 elements, 2 ranks): at the peak of a step, how many more bytes does a
-# rank hold than in lab 05, where each reduction was awaited immediately? In lab 05, the peak occurred when the gradient
-# of block 0, the last block in the backward pass, was complete and the block's parameters had not yet been freed. With
-# gloo, also count the receive buffers of a reduction in progress: they hold the other ranks' contributions, (N - 1) / N
-# of a block. NCCL needs no such memory.
+# Make a prediction for the lab's model (5 blocks of 133,665 elements, 2 ranks): at the peak of a step, how many more
+# bytes does a rank hold than in lab 05, where the host waited for each reduction immediately? In lab 05, the peak
+# occurred when the gradient of block 0, the last block in the backward pass, was complete and the block's parameters
+# had not yet been freed. With gloo, also count the receive buffers of a reduction in progress: they hold the other
+# ranks' contributions, which amount to (N - 1) / N of a block. NCCL needs no such memory.
 
 # %%
 predict("6.6", ..., "bytes more at the peak of a step than without overlap, 2 ranks")
@@ -661,7 +663,7 @@ def build(schedule: Any, paper: Group | None = None, settings: Settings = SETTIN
 # %% [markdown]
 # ### Measured: the same losses, and one more gradient in memory at the peak
 #
-# The computation is unchanged, so every rank's losses equal those of lab 05's schedule, bit for bit. Memory use is
+# The computation is unchanged, so every rank's losses are bitwise equal to those of lab 05's schedule. Memory use is
 # slightly higher. (The ledger counts allocations and frees in the host's order. On a GPU, freed memory may still be in
 # use; the simulated GPU below counts that memory, too.)
 
@@ -737,8 +739,8 @@ plots.stages(
 # %% [markdown]
 # ## Break it: a wait that comes too late
 #
-# One line is moved: in the forward pass, the wait for block 2's gather now comes after the block's computation. The
-# cell runs both the changed schedule and the unchanged one on the worst-case link.
+# The cell below moves one line: in the forward pass, the wait for block 2's gather now comes after the block's
+# computation. Both the changed and the unchanged schedule run on the worst-case link.
 
 
 # %%
@@ -780,11 +782,11 @@ assert right == [round(loss, 4) for loss in mine["losses"]]
 print(f"gathers completed as usual: with the late wait {plausible}")
 
 # %% [markdown]
-# The loss is NaN because the emulated link fills memory with NaN until the data arrives. On a real link, block 2
-# computes with the current contents of its memory: part of the gathered data, or older values. The loss may then be
-# correct, wrong but plausible, or NaN, and may differ from run to run. So check the order, not the values. The next
-# cell translates the recorded program of one rank into the notation of 6.4. It compares the verdicts of your detector
-# and of the simulated GPU, which checks every buffer.
+# The loss is NaN because the emulated link fills memory with NaN until the data arrives. On a real link, block 2 would
+# compute with the current contents of its memory, which may be part of the gathered data or older values. The loss
+# could then be correct, wrong but plausible, or NaN, and could differ from run to run. So check the order, not the
+# values. The next cell translates the recorded program of one rank into the notation of 6.4. It compares the findings
+# of your detector with those of the simulated GPU, which checks every buffer.
 
 
 # %%
@@ -859,15 +861,15 @@ for name, program in (("yours", programs["yours"]), ("without record_stream", un
 assert reused, "the next gather should have got memory that is still read"
 
 # %% [markdown]
-# The gather of block 1 overwrites block 0, whose kernels have not run yet. This cannot happen on a CPU, where the host
-# itself computes, so such a bug appears only once the program runs on GPUs.
+# The gather of block 1 overwrites block 0 before block 0's kernels have run. This cannot happen on a CPU, where the
+# host itself computes, so such a bug appears only once the program runs on GPUs.
 #
 # ## The gain from overlap
 #
 # ### Modelled: a host that runs ahead
 #
-# The next cell compares three schedules on a small simulated GPU, which is slow enough to be kept busy by this small
-# model: lab 05's schedule, yours, and yours with one change. At the end of a unit's backward, your schedule issues the
+# The next cell compares three schedules: lab 05's, yours, and yours with one change. They run on a simulated GPU that
+# is slow enough for this small model to keep it busy. At the end of a unit's backward pass, your schedule issues the
 # unit's reduction, and then the gather of the next unit. A communicator has only *one* queue to the link. So the gather
 # waits for the reduction, and the reduction waits for the gradient, which is still being computed. In the changed
 # schedule, the gather is issued first.
@@ -955,21 +957,22 @@ plots.timeline(
 # of block 3 is queued behind the reduction of block 4, which is waiting for a gradient. In the last row, gathers
 # overlap with compute in the backward pass as well. Only the first gather and the last reductions remain exposed,
 # because there is nothing to compute at the same time. (Block 4 is gathered twice in a row because it is freed after
-# its forward and is the first block in the backward pass.)
+# its forward pass and is the first block in the backward pass.)
 #
 # Your program is the same on every host: it issues a gather and then waits for it immediately, with no kernel in
-# between. If a stream waits, the host continues with the next unit. If the host waits, no gather is hidden. For a
-# reduction, there are always kernels between its issue and the wait. But the next gather is queued behind the reduction
+# between. If a stream waits, the host continues with the next unit. If the host waits, no gather is hidden. Between the
+# issue of a reduction and the wait for it, there are always kernels. But the next gather is queued behind the reduction
 # on the link, and compute waits for that gather. So on a CPU, where the host itself computes, a step takes almost as
 # long as before, unless the gather is issued first.
 #
 # ### Measured: on a CPU
 #
-# The next cell measures the wall-clock time of the same schedules, with two ranks on an emulated link of 2 ms and 50
-# MB/s. The schedules are interleaved. They run over gloo on the CPU even if there are GPUs, because this measurement is
-# about hosts that compute themselves. Each measurement is shown next to the model's prediction for this machine. The
-# model takes the measured compute time of each schedule as input and predicts the waiting time. It ignores the delay in
-# waking threads. The first error is for the entire step, the second only for the waiting time.
+# The next cell measures the wall-clock time of the same schedules, with two ranks on an emulated link with a latency of
+# 2 ms and a bandwidth of 50 MB/s. The schedules take turns, step by step. They run over gloo on the CPU even if there
+# are GPUs, because this measurement is about hosts that compute themselves. Each measurement is shown next to the
+# model's prediction for this machine. The model takes the measured compute time of each schedule as input and predicts
+# the waiting time. It ignores the time that threads need to wake up. The first error refers to the entire step, the
+# second only to the waiting time.
 
 
 # %% tags=["C14", "nbval-ignore-output"]
@@ -1013,12 +1016,12 @@ for name, each in results.items():
 # %% [markdown]
 # ### Traced: a step in your setup
 #
-# The next cell traces a step of each of the three schedules in your setup. On a CPU, it is the machine just measured.
-# On a GPU, the streams, the events and `record_stream` are torch's, the links are real, and the model is larger, so
-# that its kernels take longer to run than to launch. In such a trace, communication consists of NCCL's own kernels.
-# They run on a stream of the process group; your two streams only determine their order and own their memory. (`launch`
-# gives the process group's stream high priority, `ProcessGroupNCCL.Options(is_high_priority_stream=True)`, so its
-# kernels are scheduled first on free multiprocessors.)
+# The next cell traces a step of each of the three schedules in your setup. On a CPU, this is the setup that you have
+# just measured. On a GPU, the streams, the events and `record_stream` are torch's, the links are real, and the model is
+# larger, so that its kernels take longer to run than to launch. In such a trace, communication consists of NCCL's own
+# kernels. They run on a stream of the process group; your two streams only determine their order and own their memory.
+# (`launch` gives the process group's stream high priority, `ProcessGroupNCCL.Options(is_high_priority_stream=True)`, so
+# its kernels are scheduled first on free multiprocessors.)
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1061,8 +1064,8 @@ plots.timeline(
 # %% [markdown]
 # On a CPU, no gather overlaps with compute in any row, because the host waits for each gather immediately. In the last
 # row, reductions do overlap with compute, because no gather is queued behind them. On a GPU, look for effects that a
-# CPU cannot show: forward gathers that overlap with the previous unit's compute, and gaps in the backward pass that
-# appear in the middle row but not in the last one.
+# CPU cannot show: gathers in the forward pass that overlap with the previous unit's compute, and gaps in the backward
+# pass in the middle row but not in the last one.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -1079,8 +1082,8 @@ their launches, so the host cannot run ahead. (Do not compare milliseconds: the 
 # %% [markdown]
 # ## What is still missing
 #
-# You have seen the two remaining problems. First, on a CPU, where the host itself computes, no gather is issued early,
-# in either pass, unless the schedule issues the next unit's gather *before* it computes the current unit. This is
+# Two problems remain. First, on a CPU, where the host itself computes, every gather is issued too late to overlap, in
+# both passes, unless the schedule issues the next unit's gather *before* it computes the current unit. This is
 # prefetching, the subject of lab 07. Second, if the host runs ahead, units are gathered as fast as the link allows,
 # long before they are needed:
 
@@ -1095,17 +1098,17 @@ assert runs["lab 05"].peak("active") == runs["lab 05"].peak("allocated") == runs
 assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB + whole
 
 # %% [markdown]
-# *Active* memory is allocated memory plus freed memory that is still waiting for an event. The allocated memory never
-# exceeds that of lab 05. But the host is so far ahead that freed gathered parameters and gradients accumulate: the
-# additional 10.8 MiB of active memory are nearly four times the size of the unsharded model. The rate limiter of lab 08
-# solves this problem.
+# *Active* memory is allocated memory plus freed memory that is still waiting for an event. Allocated memory never
+# exceeds lab 05's. But the host is so far ahead that freed parameters and gradients accumulate: the additional 10.8 MiB
+# of active memory are nearly four times the size of the unsharded model. The rate limiter of lab 08 solves this
+# problem.
 #
 # ## What to remember
 #
-# 1. An operation starts once it has been queued, its stream is free, and the events that its stream waits for are
+# 1. An operation starts once it has been queued, its stream is free, and all events that its stream waits for are
 #    complete.
-# 2. To order two streams, record an event on one stream and make the other wait for it. A host that waits no longer
-#    runs ahead.
+# 2. To order two streams, record an event on one stream and make the other wait for it. While the host waits, it cannot
+#    run ahead.
 # 3. A collective is ordered twice: it comes after the work queued on the stream on which it is issued, and before any
 #    later work on the stream that waits for its handle. The wait belongs just before the data is used, once per gather.
 # 4. A missing wait raises no error. Check the order, not the values.
@@ -1120,8 +1123,8 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 #
 # <details><summary>Answer</summary>
 #
-# The cause is code that needs a value from the device: `.item()`, `print(loss)`, a comparison of tensors in an `if`,
-# `nonzero`, a copy to the CPU. Each of these blocks the host until the device has caught up, and everything afterwards
+# The likely cause is code that needs a value from the device: `.item()`, `print(loss)`, a comparison of tensors in an
+# `if`, `nonzero`, or a copy to the CPU. Each of these blocks the host until the device has caught up, so all later work
 # is issued late.
 # </details>
 #
@@ -1140,11 +1143,11 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 # <details><summary>Answer</summary>
 #
 # That would be correct, but the next gather would start only after all previously queued compute had finished, so
-# nothing would overlap. FSDP2, however, does not need `record_stream`. On the compute stream, it copies the gathered
-# data into the parameters; then the gather streams wait for an event recorded after that copy, and the reference to the
-# gathered buffer is dropped (`_wait_all_gather_streams_on_event`). So the gather streams wait for the work queued
-# before the unit's computation, but not for the computation itself, and the time at which memory becomes reusable does
-# not depend on when the allocator polls events.
+# nothing would overlap. FSDP2, however, does not need `record_stream`. It copies the gathered data into the parameters
+# on the compute stream. Then it makes the gather streams wait for an event recorded after that copy, and drops its
+# reference to the gathered buffer (`_wait_all_gather_streams_on_event`). So the gather streams wait for the work queued
+# before the unit's computation, but not for the computation itself. When the memory can be reused does not depend on
+# when the allocator polls events.
 # </details>
 #
 # **4. With two communicators, one for gathers and one for reductions, would the issue order still matter?**
@@ -1152,17 +1155,17 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 # <details><summary>Answer</summary>
 #
 # It would matter less. Each communicator has its own queue, so a gather does not wait behind a reduction. But the two
-# queues share the link (and the GPU's multiprocessors), so collectives slow each other down if they run at the same
-# time. Also, all ranks must issue gathers and reductions in an order that cannot deadlock.
+# queues share the link (and the GPU's multiprocessors), so collectives that run at the same time slow each other down.
+# Moreover, all ranks must issue gathers and reductions in an order that cannot deadlock.
 # </details>
 #
 # **5. On a CPU, what carries the messages while the host computes?**
 #
 # <details><summary>Answer</summary>
 #
-# gloo's threads carry them, or, in this lab, the threads of the emulated link. So messages make progress during compute
-# once they have been issued; a host that is busy computing merely issues them late. Real gloo messages also take CPU
-# time away from compute, which the model ignores.
+# gloo's threads carry them or, in this lab, the threads of the emulated link. So once issued, messages make progress
+# during compute; a host that is busy computing merely issues them late. Real gloo messages also take CPU time away from
+# compute; the model ignores this effect.
 # </details>
 #
 # ## Further reading

@@ -21,7 +21,7 @@
 # *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
 # lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
 # - record the order in which a model uses its units, in the forward and the backward pass, and say when to trust that
 #   order;

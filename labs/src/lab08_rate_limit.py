@@ -10,12 +10,12 @@
 # %% [markdown]
 # # Lab 08: the rate limit
 #
-# This lab starts from a symptom: `torch.cuda.memory_reserved()` is far above `torch.cuda.memory_allocated()`
+# This lab starts from a symptom: `torch.cuda.memory_reserved()` is much larger than `torch.cuda.memory_allocated()`
 # ([pytorch#82001](https://github.com/pytorch/pytorch/issues/82001)), `num_alloc_retries` in `torch.cuda.memory_stats()`
 # is no longer 0, and steps take longer than expected
 # ([pytorch#104509](https://github.com/pytorch/pytorch/issues/104509)). For T5-11B in the FSDP paper, they take two to
 # three times as long (see below). There is no memory leak, and every step computes the correct result. Where does the
-# memory go, and why does this cost *time*?
+# memory go, and why does it cost *time*?
 #
 # ![Memory of gathered units: freed by the host early, usable again only when compute has read
 # it](../slides/figures/overlap-lives.svg)
@@ -23,15 +23,15 @@
 # *From [lecture 4, Overlap, prefetch, rate limit, and the allocator](../slides/overlap.md), which comes before this
 # lab.*
 #
-# The cause is a host that runs far ahead of its device. The host requests memory for the next unit long before the
-# device has finished with the previous unit. The *caching allocator* manages the device's memory for the program, and
-# must not reuse memory that a stream may still be reading. In this lab, you build such an allocator, see it run out of
-# memory, and solve the problem with a limit on the number of units that are gathered and not yet freed.
+# The cause is that the host runs far ahead of the device: it requests memory for the next unit long before the device
+# has finished with the previous unit. The *caching allocator*, which manages the device's memory for the program, must
+# not reuse memory that a stream may still be reading. In this lab, you build such an allocator, watch it run out of
+# memory, and solve the problem by limiting the number of units that are gathered and not yet freed.
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
 # - define `allocated`, `active` and `reserved`, and explain why they differ;
-# - explain why one stream cannot use memory freed on another, and what `record_stream` costs;
+# - explain why one stream cannot use memory freed on another, and state the cost of `record_stream`;
 # - describe an allocation retry, and explain why the device is idle during it;
 # - limit the number of gathered units to k, and choose k for a memory budget;
 # - predict when the limiter helps, when it has no effect, and when it costs time.
@@ -40,13 +40,13 @@
 #
 # **Time** 110 minutes, in two sessions; the break is marked. **Runs** on a laptop (gloo, 2 processes), on one GPU that
 # the ranks share (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** about 12 MiB of model
-# state per rank (measured in session two); a process takes a few hundred MiB, mostly for torch itself.
+# state per rank (measured in session two); each process takes a few hundred MiB, mostly for torch itself.
 #
-# On a laptop, the host does not run ahead of its device; it *is* the device. So on every machine, this lab records the
-# programs of real training steps on the CPU, and replays them in virtual time on a simulated GPU. The replay models
-# kernels, collectives, streams, events and your allocator. Its parameters come from a data sheet, or are assumptions if
-# the data sheet has no value. All its results are marked "model, not measured". If your ranks have a GPU, the lab also
-# queries the allocator of that GPU.
+# On a laptop, the host cannot run ahead of the device, because it *is* the device. So on every machine, this lab
+# records the programs of real training steps on the CPU and replays them in virtual time on a simulated GPU. The replay
+# models kernels, collectives, streams, events and your allocator. Its parameters come from a data sheet, or are
+# assumptions where the data sheet gives no value. All its results are marked "model, not measured". If your ranks have
+# a GPU, the lab also queries the allocator of that GPU.
 
 # %% tags=["setup"]
 # set-up
@@ -129,12 +129,12 @@ class Memory:
 #
 # ## What running ahead costs in memory
 #
-# The model in the next cell resembles the paper's GPT-175B. It is wrapped block by block and trained with backward
-# prefetch and without a limit, on 128 GPUs. `record` runs real training steps of rank 0 (modules, units, schedule,
-# autograd, optimizer) with tensors without storage, and logs the requests of the host. The simulated model, and so the
-# step, has 6 of the 96 blocks, which are enough to show the effect. `replay` computes how a GPU would execute these
-# requests. In this first run, the GPU has more memory than the program can need. The table shows three byte counts, as
-# in `torch.cuda.memory_stats()`:
+# The model in the next cell resembles the paper's GPT-175B. Each block is a unit, and training runs on 128 GPUs, with
+# backward prefetch but without a limit. `record` runs real training steps of rank 0 (modules, units, schedule,
+# autograd, optimizer) on tensors without storage, and logs the requests of the host. The recorded model has 6 of the 96
+# blocks, which are enough to show the effect. `replay` computes how a GPU would execute these requests. In this first
+# run, the GPU has more memory than the program could ever need. The table shows three byte counts, as in
+# `torch.cuda.memory_stats()`:
 #
 # | count | bytes |
 # |---|---|
@@ -184,14 +184,14 @@ plots.device_memory(
 )
 
 # %% [markdown]
-# Look at the time axis: the host issues the step in a small fraction of the device's time for it. It gathers and frees
-# one unit after the other, so `allocated` never includes more than two unsharded blocks, of 3.4 GiB each. At its peak,
-# it also includes the unsharded gradients of two blocks (as large), the root and its gradient (2.4 GiB each),
-# activations (3 GiB) and the shards. But the memory of a freed unit cannot be reused before the device has *computed*
-# with that unit, so every unit gets new memory. The paper's GPUs have 80 GB, which would be enough for a step of 6
-# blocks. To make memory scarce in this step, our GPU gets only 40 GiB.
+# Look at the time axis: the host issues the step in a small fraction of the time that the device takes to run it. The
+# host gathers and frees one unit after another, so `allocated` never includes more than two unsharded blocks of 3.4 GiB
+# each. At its peak, it also includes the unsharded gradients of two blocks (3.4 GiB each), the root and its gradient
+# (2.4 GiB each), activations (3 GiB) and the shards. But the memory of a freed unit cannot be reused until the device
+# has *computed* with that unit, so the allocator has to take new memory for every unit. The paper's GPUs have 80 GB,
+# which would be enough for a step of 6 blocks. To make memory scarce, our GPU has only 40 GiB.
 #
-# The allocator decides when a freed block can be used again. You build one that follows torch's rules
+# The allocator decides when a freed block can be reused. You will build one that follows torch's rules
 # (`c10/cuda/CUDACachingAllocator.cpp`), with fewer special cases.
 #
 # ## 8.1 malloc
@@ -199,21 +199,22 @@ plots.device_memory(
 # *15 minutes, medium*
 #
 # `cudaMalloc` and `cudaFree` are slow, and `cudaFree` also waits for the device. So a *caching* allocator requests
-# memory from the device in *segments*, and keeps them. It splits each segment into *blocks*, and serves a request from
-# the smallest sufficient free block (*best fit*). The remainder of that block stays free.
+# memory from the device in *segments*, and keeps them. It splits each segment into *blocks*, and serves each request
+# from the smallest free block that is large enough (*best fit*). The remainder of that block stays free.
 #
-# Every block belongs to the stream that first requested it. After it is freed, it can serve the next request *of that
-# stream*, even while kernels that read it are still queued, because the new owner's kernels come later in the same
-# queue. Another stream has no such guarantee, so it cannot use the block.
+# Every block belongs to the stream that first requested it. Once freed, it can serve the next request *of that stream*,
+# even while kernels that read it are still queued, because the new owner's kernels come later in the same queue. On
+# another stream, there is no such guarantee, so that stream cannot use the block.
 #
-# Three small classes describe the allocator's state. The folded set-up cell at the top defines them:
+# Three small classes describe the allocator's state. They are defined in the folded set-up cell at the top:
 #
 # - a `Block` is a range of a segment, with its `start` (address), its `size` (bytes), the `stream` that it serves, and
 #   its `users` (other streams recorded on it);
 # - a `Memory` is the allocator's own state: `free` (list of blocks), `waiting` (list of pairs: a freed block and its
-#   events), `segments` (bytes of each segment, by its address), `retries`, and the `device` below;
-# - a `Device` has the methods `new_segment(nbytes)`, which returns an address, or None if the device is full;
-#   `give_back(start)`; `record(stream)`, which returns an event; and `synchronize()`.
+#   events), `segments` (bytes of each segment, by its address), `retries` (a count), and `device` (see below);
+# - a `Device` has four methods: `new_segment(nbytes)` returns an address, or None if the device is full;
+#   `give_back(start)` returns a segment to the device; `record(stream)` returns an event; and `synchronize()` makes the
+#   host wait for the device.
 #
 # Block sizes are multiples of 512 bytes. Predict: how large is the block that serves a request for 1,000,000 bytes?
 
@@ -236,7 +237,7 @@ def malloc(memory: Memory, nbytes: int, stream: int) -> Block | None:
 
 
 # %% [markdown]
-# `Toy` is a device for trying your function. It has a given capacity in bytes, and its streams take no time.
+# `Toy` is a device on which you can try your function. It has a given capacity in bytes, and its streams take no time.
 
 
 # %% tags=["shown"]
@@ -280,10 +281,11 @@ print(f"the same request from another stream: at {second.start:,}, in a segment 
 # *8 minutes, medium*
 #
 # Splitting creates small blocks. To undo the splitting, the allocator merges a returned block with its free neighbours,
-# that is, the adjacent blocks. Segments are never adjacent, so neighbours always belong to the same segment and the
-# same stream.
+# that is, with adjacent free blocks. Segments are never adjacent, so neighbours always belong to the same segment and
+# the same stream.
 #
-# A segment consists of four equal blocks, 0 to 3. Blocks 0, 2 and 3 are freed. Predict: how many free blocks are there?
+# A segment is split into four equal blocks, 0 to 3. Blocks 0, 2 and 3 are freed. Predict: how many free blocks are
+# there?
 
 # %%
 predict("8.2", ..., "free blocks after blocks 0, 2 and 3 of a segment of 4 are freed")
@@ -317,10 +319,10 @@ print("a request for three quarters of a segment:", malloc(memory, 3 * SEGMENT /
 #
 # *8 minutes, medium*
 #
-# A unit's memory is allocated on the gather stream, and read by kernels on the compute stream. When the host frees the
+# A unit's memory is allocated on the gather stream and read by kernels on the compute stream. When the host frees the
 # memory, those kernels may not even have started. The allocator knows about them only through
 # `Tensor.record_stream(s)`, which adds stream `s` to the block's users (`block.users`). When the block is freed, the
-# allocator records an *event* on each of those streams, after all queued work. The block is unavailable until all of
+# allocator records an *event* on each of those streams, after all queued work. The block stays unavailable until all of
 # these events are complete.
 
 
@@ -352,9 +354,9 @@ def release(memory: Memory, block: Block, put_back: Callable[[Memory, Block], No
 # %% tags=["exercise-8.4"]
 @exercise("8.4")
 def collect(memory: Memory, put_back: Callable[[Memory, Block], None]) -> None:
-    """Put back the blocks on `memory.waiting` whose events have all happened; keep the others.
+    """Put back the blocks on `memory.waiting` whose events are all complete; keep the others.
 
-    `event.query()` returns whether the event has happened, without waiting for it. The host does not wait. Any block
+    `event.query()` returns whether the event is complete, without waiting for it. The host does not wait. Any block
     may be ready, whatever its position on the list.
     """
     ...
@@ -365,10 +367,10 @@ def collect(memory: Memory, put_back: Callable[[Memory, Block], None]) -> None:
 #
 # *15 minutes, hard*
 #
-# Suppose that no free block is large enough, and that the device has no room for another segment. Some memory may still
-# be recoverable: blocks that wait for an event, and free blocks of other streams. To recover it, the host has to wait
-# for the device. torch waits until all events are complete, returns every entirely free segment to the device, and
-# tries again. This is a *retry*, counted by `num_alloc_retries`.
+# Suppose that no free block is large enough and that the device has no room for another segment. Some memory may still
+# be recoverable: blocks that are waiting for an event, and free blocks of other streams. To recover this memory, the
+# host has to wait for the device. torch waits until all events are complete, returns every entirely free segment to the
+# device, and tries again. This is a *retry*, counted by `num_alloc_retries`.
 
 
 # %% tags=["exercise-8.5"]
@@ -399,8 +401,8 @@ def malloc_or_retry(
 # %% [markdown]
 # ### Your allocator under a real program
 #
-# `LabAllocator` combines your five functions into an allocator for the simulated GPU. The queues of the simulated GPU
-# handle its events and synchronization, and account for the time that the host spends in `cudaMalloc` and `cudaFree`.
+# `LabAllocator` combines your five functions into an allocator for the simulated GPU. The simulated GPU's queues handle
+# events and synchronization, and account for the time that the host spends in `cudaMalloc` and `cudaFree`.
 
 
 # %%
@@ -522,8 +524,8 @@ print(f"hazards: {len(yours.hazards)}")
 # for small and large requests, segments of at least 20 MiB). The peaks differ slightly because torch's rules round
 # sizes up.
 #
-# The absence of hazards means that the order of any two uses of the same bytes is guaranteed. To check this, the replay
-# keeps a vector clock for every stream, as torch's `_sanitizer` does (lab 06).
+# No hazards were found, so the order of any two uses of the same bytes is guaranteed. To check this, the replay keeps a
+# vector clock for every stream, as torch's `_sanitizer` does (lab 06).
 #
 # ### Break it: free without waiting
 #
@@ -542,16 +544,16 @@ print_wrapped(f"{len(early)} hazards, such as {early[0].text}")
 assert early, "this allocator should cause hazards, and none were found"
 
 # %% [markdown]
-# A GPU would report no error. Depending on network load, the next unit's parameters arrive either while a matmul is
-# still reading the same memory, or just after it has finished. Occasionally, a loss is wrong.
+# A GPU would report no error. Depending on the network load, the next unit's parameters arrive either while a matmul is
+# still reading the same memory or just after it has finished. Occasionally, a loss is wrong.
 #
 # ## The cost of a retry
 #
 # ### Modelled: memory fragments, and a retry stalls the device
 #
 # The next cells show the same run, with your allocator, on a device with 40 GiB. The first figure shows memory over
-# time; marks indicate where the allocator returns its cache. The second figure shows the blocks just before the first
-# retry.
+# time; marks indicate where the allocator releases its cached memory. The second figure shows the blocks just before
+# the first retry.
 
 
 # %% tags=["C43"]
@@ -602,16 +604,16 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Two causes combine. Memory that the compute stream may still read cannot be reused, and the free memory belongs to
-# another stream or consists of blocks that are too small. The FSDP paper (section 5.4) reports such retries in the
-# backward pass of GPT-175B with two samples per GPU on 128 GPUs. In this case, each GPU reaches 90.5 TFLOPS, compared
+# There are two causes. Memory that the compute stream may still read cannot be reused, and the memory that is free
+# belongs to another stream or consists of blocks that are too small. The FSDP paper (section 5.4) reports such retries
+# in the backward pass of GPT-175B, with two samples per GPU on 128 GPUs. There, each GPU reaches 90.5 TFLOPS, compared
 # with 186 TFLOPS on 192 GPUs (figure 7(b)). In our model, the retries cost only 6 % of the step time.
 #
 # The model omits several effects. Kernels slow each other down, including NCCL's own kernels. A real launch queue is
 # full after about a thousand kernels, and then the host waits anyway. The speed of the host varies. The other ranks
-# wait in their next collective for the retrying rank. `expandable_segments`, torch's option for growing segments, is
-# not modelled. No data sheet specifies the duration of a driver call: 1 ms, plus 1 ms per GiB, is an assumption. The
-# next cell shows its effect:
+# wait for the retrying rank in their next collective. The model also omits `expandable_segments`, torch's option for
+# growing segments. The duration of a driver call, 1 ms plus 1 ms per GiB, is an assumption, because data sheets do not
+# specify it. The next cell shows the effect of this assumption:
 
 # %%
 print("per call, and per GiB     a step without a limit (model, not measured)")
@@ -639,25 +641,25 @@ print("this device's caching allocator:", stats or "none; torch does not cache C
 #
 # *15 minutes, hard*
 #
-# The allocator cannot do any better, but the host does not need to run so far ahead. FSDP's limiter
+# The allocator cannot do any better, but the host does not need to run so far ahead. FSDP's rate limiter
 # (`limit_all_gathers`, on by default in torch) keeps a queue of events, one for each freed unit. If the queue contains
 # `limit` or more events before a gather, the *host* waits for the oldest event with `event.synchronize()`. After the
-# wait, the memory of the corresponding unit is available, belongs to the right stream and has the right size, so the
+# wait, the memory of the corresponding unit is available. It belongs to the right stream and has the right size, so the
 # gather reuses it.
 #
 # Not every call takes effect. A schedule calls `gather(unit)` again for a unit that has already been prefetched, and
-# `free(unit)` again for a unit that has already been freed; both calls do nothing. `unit.state` tells which calls take
-# effect: a unit is `SHARDED` until its gather starts, and again after it has been freed.
+# `free(unit)` again for a unit that has already been freed; both calls do nothing. To find out whether a call will take
+# effect, check `unit.state`: it is `SHARDED` until the unit's gather starts, and again after the unit has been freed.
 #
-# Some units stay unsharded from their forward to the end of their backward: the root always does, and with
-# SHARD_GRAD_OP all units do. Their `unit.freed_after_forward` is False. (Read it at each call: the root is known only
-# when the first forward begins, so in the `__init__` of a schedule, its `freed_after_forward` is still True.) These
-# units are freed much later, so their gathers do not wait, and their frees are not added to the queue. (torch counts
-# every free, including those of these units, and waits for a single event before a gather, however many are in the
-# queue.)
+# Some units stay unsharded from their forward pass to the end of their backward pass: the root always does, and with
+# SHARD_GRAD_OP, all units do. For these units, `unit.freed_after_forward` is False. (Read it at each call: the root is
+# known only when the first forward pass begins, so in a schedule's `__init__`, the root's `freed_after_forward` is
+# still True.) These units are freed much later, so their gathers do not wait, and their frees are not added to the
+# queue. (torch counts every free, including those of these units. Before a gather, it waits for a single event, however
+# many are in the queue.)
 #
-# The recording of the GPT has 6 blocks and a root. Every block, including the last one, is freed after its forward and
-# once more after its backward. Predict: with a limit of 2, how many events does the host wait for in each step after
+# The recorded GPT has 6 blocks and a root. Every block, including the last one, is freed after its forward pass and
+# again after its backward pass. Predict: with a limit of 2, how many events does the host wait for in each step after
 # the first?
 
 # %%
@@ -690,9 +692,9 @@ def rate_limit(
 # %% [markdown]
 # This schedule calls your two functions instead of `gather` and `free`. The rest is lab 07's schedule. With `PRE`, the
 # backward pass issues the next gather before it computes the current unit's gradients. `depth` is the number of units
-# gathered ahead (None: all of them), `forward` decides whether the forward pass gathers ahead too, and `reductions` is
-# the number of reductions in progress while the next gradient is being computed. Here, the backward pass gathers one
-# unit ahead, and at most one reduction is in progress.
+# gathered ahead (None means all of them), `forward` determines whether the forward pass also gathers ahead, and
+# `reductions` is the number of reductions in progress while the next gradient is being computed. Here, the backward
+# pass gathers one unit ahead, and at most one reduction is in progress.
 
 
 # %% tags=["shown"]
@@ -758,12 +760,12 @@ plots.lines(
 )
 
 # %% [markdown]
-# In a later step, the host waits for 12 events, one for each of the 12 frees of a block in a step: the queue has the
-# same length at the end of every step, so equal numbers of events are added and removed.
+# In each step after the first, the host waits for 12 events, because a step frees blocks 12 times. The queue has the
+# same length at the end of every step, so a step removes as many events as it adds.
 #
 # `allocated` is unchanged; it was never the problem. The limit bounds the difference *between* allocated and reserved
-# memory. The step is as fast as on a device with enough memory: the device never runs out of work, because at least one
-# unit is always queued.
+# memory. The step is as fast as on a device with enough memory: at least one unit is always queued, so the device never
+# runs out of work.
 #
 # ## 8.7 Postpone gathers that do not fit
 #
@@ -772,7 +774,7 @@ plots.lines(
 # On a laptop, the host itself computes, and the event queue has no effect: when the host reaches the next gather, all
 # earlier frees have already completed. On such a machine, units accumulate for another reason: a *deep* prefetch
 # gathers all units of the recorded order (`depth=None`, lab 07). What would happen if a limiter simply waited? Suppose
-# that at most two units may be unsharded, that two units are unsharded, and that the prefetch requests a third:
+# that at most two units may be unsharded. Two units already are, and the prefetch requests a third:
 
 # %%
 import threading
@@ -792,11 +794,11 @@ print("limit 2:", waits_for_a_free(2))
 
 # %% [markdown]
 # So torch's limiter, like yours in 8.6, counts only frees that have been *issued*, and waits only for those. The host
-# must never wait for a free that it has not issued yet. A deep prefetch needs another solution: a gather beyond the
-# limit is *postponed* until another unit has been freed.
+# must never wait for a free that it has not issued yet. A deep prefetch therefore needs another solution: a gather
+# beyond the limit is *postponed* until another unit has been freed.
 #
-# The lab's own model has 6 blocks of 534,664 bytes each and a root of 224,472 bytes (unsharded, on 2 ranks). Predict:
-# how many bytes of gathered parameters does a rank hold at most with a limit of 3?
+# On 2 ranks, the lab's own model has 6 unsharded blocks of 534,664 bytes each and an unsharded root of 224,472 bytes.
+# Predict: with a limit of 3, how many bytes of gathered parameters does a rank hold at most?
 
 # %%
 predict("8.7", ..., "peak bytes of gathered parameters, limit 3, blocks of 534,664 and a root of 224,472")
@@ -805,7 +807,7 @@ predict("8.7", ..., "peak bytes of gathered parameters, limit 3, blocks of 534,6
 # %% tags=["exercise-8.7"]
 @exercise("8.7")
 def prefetch_within(limit: int, whole: list[Unit], units: Sequence[Unit], gather: Callable[[Unit], None]) -> list[Unit]:
-    """Gather units ahead while fewer than `limit` are unsharded; return the units put off.
+    """Gather units ahead while fewer than `limit` are unsharded; return the units that are postponed.
 
     Args:
         limit: at least 1.
@@ -859,9 +861,9 @@ class LabLimited(HeldBack):
 # ### Measured: k units at a time, to the byte
 #
 # The next cells run real training on 2 ranks, with your limiter and unlimited prefetch depth. The ledger counts the
-# bytes of the second step in the host's order, so the result is the same on every device. It corresponds to
-# `allocated`, the bytes that the program holds. The expected peak is the size of the root plus that of the k largest
-# consecutive blocks.
+# bytes of the second step in the host's order, so the result is the same on every device. The count corresponds to
+# `allocated`, the bytes that the program holds. The expected peak is the size of the root plus the total size of the k
+# largest consecutive blocks.
 
 # %%
 from typing import NamedTuple
@@ -1012,9 +1014,9 @@ show(
 )
 
 # %% [markdown]
-# With a deep prefetch, reductions accumulate too, each with its unsharded gradient (lab 07). The peak then occurs at
-# the end of the backward pass, when all gradients are allocated, and a limit on the gathers alone does not lower it. So
-# `HeldBack` limits both.
+# With a deep prefetch, reductions accumulate too, and each holds an unsharded gradient (lab 07). The peak then occurs
+# at the end of the backward pass, when all gradients are allocated, so limiting only the gathers does not lower it. For
+# this reason, `HeldBack` limits both gathers and reductions.
 #
 # ## 8.8 Choose k
 #
@@ -1028,10 +1030,10 @@ show(
 # - `held[j]` bytes of other tensors, which do not depend on k: the shards and the optimizer state; the root and its
 #   unsharded gradient; the unsharded gradients of block j and of block j + 1, whose reduction is in progress; and the
 #   gradient shards of the blocks after j. (With gloo, this reduction also holds the contributions received from the
-#   other ranks, (N - 1) / N of a block. NCCL needs no such memory.)
+#   other ranks, which amount to (N - 1) / N of a block. NCCL needs no such memory.)
 #
-# The peak is the maximum of this sum over all j. All blocks here have B bytes. Predict: by how many bytes does the peak
-# rise from k = 1 to k = 2?
+# The peak is the maximum of this sum over all j. Here, all blocks have the same size. Predict: by how many bytes does
+# the peak rise from k = 1 to k = 2?
 
 # %%
 predict("8.8", ..., "bytes by which the peak rises from k = 1 to k = 2, blocks of 534,664 bytes on 2 ranks")
@@ -1099,18 +1101,25 @@ plots.lines(
 )
 
 # %% [markdown]
-# ## The limiter helps only where memory is scarce
+# ## The limiter helps only if memory is scarce
 #
 # ### Modelled: three of the paper's models
 #
-# The FSDP paper (section 5.3) compares training with and without the limiter. According to its text, the limiter makes
-# T5-11B up to five times as fast, does not affect RegNet-9B, and makes DeepViT-8B 5 % slower. Its figure 6(c) shows the
-# seconds per batch without and with the limiter, on two and on four machines. For T5-11B, these times are 18.61 s
-# without and 8.36 s with the limiter on two machines (a speed-up of 2.23), and 15.33 s and 5.02 s on four (a speed-up
-# of 3.05). For RegNet-9B, they are 14.80 s and 14.81 s on two machines, and 21.81 s and 21.70 s on four. For
-# DeepViT-8B, they are 18.00 s and 18.78 s on two machines (4 % slower), and 21.64 s and 22.79 s on four (5 % slower).
-# No pair of bars shows a speed-up of five. The next cell records models with the same layer shapes on 16 GPUs (two
-# machines, each with a 2 Tb/s network, as in the paper), with and without your limiter, and replays them:
+# The FSDP paper (section 5.3) compares training with and without the limiter. According to the text, the limiter makes
+# T5-11B up to five times as fast, does not affect RegNet-9B, and makes DeepViT-8B 5 % slower. Figure 6(c) of the paper
+# shows the seconds per batch:
+#
+# | model | machines | without the limiter | with the limiter | effect of the limiter |
+# |---|---|---|---|---|
+# | T5-11B | 2 | 18.61 s | 8.36 s | 2.23 times as fast |
+# | T5-11B | 4 | 15.33 s | 5.02 s | 3.05 times as fast |
+# | RegNet-9B | 2 | 14.80 s | 14.81 s | none |
+# | RegNet-9B | 4 | 21.81 s | 21.70 s | none |
+# | DeepViT-8B | 2 | 18.00 s | 18.78 s | 4 % slower |
+# | DeepViT-8B | 4 | 21.64 s | 22.79 s | 5 % slower |
+#
+# So the figure does not show a speed-up of five. The next cell records models with the same layer shapes on 16 GPUs
+# (two machines, each with a 2 Tb/s network, as in the paper), with and without your limiter, and replays them:
 
 # %% tags=["C16"]
 from minifsdp.course.machine.shapes import Shape
@@ -1145,17 +1154,18 @@ for name in ("T5-11B-like", "RegNet-9B-like", "DeepViT-8B-like"):
 assert factors["DeepViT-8B-like"] < 0.99 < factors["RegNet-9B-like"]
 
 # %% [markdown]
-# The table counts retries over 6 steps. The direction of the effect agrees with the paper in all three cases. The model
-# cannot predict the size of the effect: it omits too much, and its settings were chosen to show the effect. For T5 and
-# DeepViT, we chose the batch size at which the limiter matters most. (With 2 or 8 samples instead of 4, it makes no
-# difference for DeepViT.) T5's device has 5 % more memory than the step needs with k = 2.
+# The table counts retries over 6 steps. In all three cases, the direction of the effect agrees with the paper. The
+# model cannot predict the size of the effect, because it omits too much and its settings were chosen to show the
+# effect. For T5 and DeepViT, we chose the batch size at which the limiter matters most. (With 2 or 8 samples instead of
+# 4, it makes no difference for DeepViT.) T5's device has 5 % more memory than the step needs with k = 2.
 #
-# - **It helps** if memory is scarce and the host runs far ahead. In this case, the retries cost more than the waits.
-# - **It has no effect** if memory is plentiful and computing takes longer than gathering, as for RegNet: the delayed
+# - **It helps** if memory is scarce and the host runs far ahead. In this case, retries cost more than the limiter's
+#   waits.
+# - **It has no effect** if memory is plentiful and computing takes longer than gathering, as with RegNet: the delayed
 #   gathers still finish in time.
-# - **It costs time** if memory would be sufficient without it and gathering takes about as long as computing, as for
-#   DeepViT. The next gather is issued only after a unit has been freed on the device. If the link finishes its last
-#   gather earlier, it is idle until then.
+# - **It costs time** if memory is sufficient without it and gathering takes about as long as computing, as with
+#   DeepViT. The next gather is issued only after a unit has been freed on the device. If the previous gather finishes
+#   earlier, the link is idle until then.
 #
 # For T5-11B, the next cell shows the effect of k = 1, and the quantities that determine the speed-up:
 
@@ -1203,14 +1213,15 @@ plots.lines(
 # torch uses k = 2 ("empirically chosen", according to `_limiter_utils.py`), the smallest limit that lets a gather run
 # while another unit is being computed. torch does not adapt the limit to `num_alloc_retries`.
 #
-# ## Measured: the speed of a deep prefetch
+# ## Measured: a limit on a laptop
 #
-# A laptop can measure a different effect: how a limit changes the speed of a deep prefetch. The next cell trains on 2
-# ranks over gloo and an emulated link (2 ms latency, 50 MB/s), always on the CPU, even if there are GPUs. The two
-# schedules take turns: in each *turn*, each schedule runs one step. For each schedule, the figure also shows the
-# prediction of a model of this machine, whose host does *not* run ahead. The model takes the computing time of a step
-# from the measurement, and predicts only the *waiting time*, in which the host waits for communication. So the cell
-# prints the error of the prediction twice: of the step, and of the waiting time alone.
+# On a laptop, you can measure a different effect: how a limit changes the speed of a deep prefetch. The next cell
+# trains on 2 ranks over gloo and an emulated link (2 ms latency, 50 MB/s), always on the CPU, even if there are GPUs.
+# The two schedules take turns: in each *turn*, each schedule runs one step. For each schedule, the figure also shows
+# the prediction of a model of this machine, whose host does *not* run ahead. The model takes a step's computing time
+# from the measurement and predicts only the *waiting time*, that is, the time that the host spends waiting for
+# communication. So the cell prints two errors: the error of the predicted step time, and the error of the waiting time
+# alone.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1249,11 +1260,11 @@ for name, limit in (("prefetch without a limit", None), ("your limit, k = 2", 2)
     print(f"{name:26}{whole / MIB:5.2f} MiB of gathered parameters at most")
 
 # %% [markdown]
-# On a laptop, the limiter saves the memory that a deep prefetch would use. The line above the figure states the effect
-# on speed as a range over the turns, from the smallest to the largest. If the range includes both signs, the title says
-# "within the scatter", and the measurement is inconclusive; on a busy machine, the range is wide. On a GPU, the limiter
-# saves the memory that a host running ahead would use. In both cases, two unsharded units are enough: one being
-# computed and one being gathered.
+# On a laptop, the limiter saves the memory that a deep prefetch would use. The line above the figure gives the smallest
+# and the largest effect on speed in any turn. If this range includes zero, the measurement is inconclusive, and the
+# title says so. On a busy machine, the range is wide. On a GPU, the limiter saves the memory that would be used because
+# the host runs ahead. In both cases, two unsharded units are enough: one that is being computed and one that is being
+# gathered.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -1271,29 +1282,29 @@ device, and then little memory waits for an event.)
 # ## FSDP2 has no limiter
 #
 # With `record_stream`, memory becomes available only when the allocator next polls the events. FSDP2 (`fully_shard`)
-# does not use `record_stream`. It keeps a *reference* to a gathered buffer as long as there are operations to be issued
-# that read the buffer. Before dropping the reference, FSDP2 makes the gather streams wait for an event recorded after
-# the last such operation (`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`). All later work of those streams
-# on this memory comes after the event. So when the host frees the block, it returns directly to the pool of its own
-# stream, however far ahead the host is. Memory use is the same in every step, and no limiter is needed.
+# does not use `record_stream`. It keeps a *reference* to a gathered buffer until every operation that reads the buffer
+# has been issued. Before dropping the reference, FSDP2 makes the gather streams wait for an event recorded after the
+# last such operation (`torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`). Any later work on this memory in
+# those streams therefore runs after the event. So when the host frees the block, the block returns directly to the pool
+# of its own stream, however far ahead the host is. Memory use is the same in every step, and no limiter is needed.
 #
 # ## What is still missing
 #
-# - `expandable_segments:True` lets a segment grow, and so avoids most fragmentation within a stream. It does not help
-#   with blocks that wait for an event.
+# - `expandable_segments:True` lets a segment grow and thereby avoids most fragmentation within a stream. It does not
+#   help with blocks that are waiting for an event.
 # - A limit counts units, not bytes. If units differ in size, choose the limit as in 8.8.
 # - Results marked "model" were not measured on a GPU.
 #
 # ## What to remember
 #
-# 1. `allocated` counts the bytes that the program holds. `active` adds freed memory that a stream may still read.
-#    `reserved` counts all memory taken from the device. When the host runs ahead, freed memory waits for the device,
-#    and `active` rises above `allocated`.
-# 2. A freed block belongs to its stream. If other streams were recorded on it, it becomes available only after the
-#    events recorded on those streams at the free.
-# 3. A retry waits for the device, returns the cache and allocates again. The device is idle in the meantime.
-# 4. The limiter makes the host wait for the oldest of k frees. When a gather is issued, at most k - 1 freed units are
-#    still in use on the device. With k = 2, one unit is being computed while the next one arrives.
+# 1. `allocated` counts the bytes that the program holds. `active` also counts freed memory that a stream may still
+#    read. `reserved` counts all memory taken from the device. When the host runs ahead, freed memory waits for the
+#    device, and `active` rises above `allocated`.
+# 2. A freed block belongs to its stream. If other streams were recorded on it, the block becomes available only once
+#    the events recorded on those streams when it was freed have completed.
+# 3. A retry waits for the device, releases the cached memory and allocates again. In the meantime, the device is idle.
+# 4. The limiter makes the host wait for the oldest of k frees. When a gather is issued, the device is still using at
+#    most k - 1 freed units. With k = 2, one unit is being computed while the next one arrives.
 # 5. The limiter counts only frees that have been issued. If the host waited for a free that it had not issued yet, it
 #    would wait forever.
 #
@@ -1301,31 +1312,31 @@ device, and then little memory waits for an event.)
 #
 # *20 to 40 minutes, not counted in the lab's time*
 #
-# This is an open task without a reference answer. The model resembles T5-11B and runs on 16 simulated GPUs, on which
-# gathering takes about as long as computing. Write the fastest possible schedule for which the allocator reserves at
-# most 8 GiB. A hazard (a kernel that reads data before its arrival) disqualifies the schedule.
+# This is an open-ended task without a reference answer. The model resembles T5-11B and runs on 16 simulated GPUs, on
+# which gathering takes about as long as computing. Write the fastest possible schedule with which the allocator
+# reserves at most 8 GiB. A hazard (a kernel that reads data before it arrives) disqualifies the schedule.
 #
-# A schedule is a class whose methods are called at these moments. You may override each of them:
+# A schedule is a class whose methods are called at the following points of a step. You may override any of them:
 #
 # | method | called |
 # |---|---|
 # | `begin_forward()` | when a step begins: makes the gathers wait for the optimizer |
-# | `pre_forward(unit)` | before a unit's forward: gathers the unit and prefetches others, then waits for its gather |
-# | `post_forward(unit, backward_follows)` | after a unit's forward: frees the unit, except the root |
-# | `begin_backward(units)` | when the backward pass begins, with the units in the order of their forward |
-# | `pre_backward(unit)` | before a unit's backward: as `pre_forward`, and issues a reduction that is due |
+# | `pre_forward(unit)` | before a unit's forward pass: gathers it and prefetches others, then waits for its gather |
+# | `post_forward(unit, backward_follows)` | after a unit's forward pass: frees the unit unless it is the root |
+# | `begin_backward(units)` | when the backward pass begins, with the units in forward order |
+# | `pre_backward(unit)` | before a unit's backward pass: as `pre_forward`; also issues any reduction that is due |
 # | `post_backward(unit)` | when a unit's gradient is complete: frees the unit, then calls `reduce(unit)` |
 # | `end_backward()` | when all gradients are complete: waits for all reductions |
 # | `end_forward()` | after a forward pass under `torch.no_grad()`, so never in a training step |
 #
-# These methods call `gather(unit)`, `free(unit)`, `prefetch(units)` (with the units in the order of use),
-# `reduce(unit)` and `issue_reduction()`, which you may override too. Call `super()`'s method unless you replace it. The
-# base classes keep their state in attributes such as `order`, `seen`, `ahead`, `whole`, `deferred`, `frees`, `due` and
-# `reducing`: choose other names for yours.
+# These methods call `gather(unit)`, `free(unit)`, `prefetch(units)` (with the units in order of use), `reduce(unit)`
+# and `issue_reduction()`, which you may also override. Call `super()`'s method unless you replace it. The base classes
+# keep their state in attributes such as `order`, `seen`, `ahead`, `whole`, `deferred`, `frees`, `due` and `reducing`,
+# so choose other names for your own attributes.
 #
-# To keep a unit unsharded from its forward to its backward, return from `post_forward` before anything is freed if
-# `unit` is that unit. `self.units` lists the units: first the root, then the blocks in forward order. Free every unit
-# after its backward. A unit that is never freed is not gathered in the next step, and computes with parameters from
+# To keep a unit unsharded from its forward to its backward pass, return early from `post_forward` for that unit, before
+# it is freed. `self.units` lists the units: first the root, then the blocks in forward order. Free every unit after its
+# backward pass. A unit that is never freed is not gathered in the next step, and computes with the parameters from
 # before the optimizer step. You can start from this schedule:
 
 # %% tags=["shown"]
@@ -1345,9 +1356,9 @@ enter("my schedule", MySchedule)
 
 # %% [markdown]
 # With torch's defaults, a step takes 66.4 ms, and the allocator reserves 7.48 GiB. With prefetching two units ahead and
-# k = 3, a step takes 63.5 ms, but the allocator reserves 9.23 GiB. With the gathers and reductions of these two
-# schedules, the link is busy for 59.0 ms, so a step takes no less. A schedule with fewer gathers has a lower bound,
-# which is printed with its result. `minifsdp lab score 08` shows the table of your attempts.
+# k = 3, a step takes 63.5 ms, but the allocator reserves 9.23 GiB. In both schedules, the gathers and reductions keep
+# the link busy for 59.0 ms, so a step cannot take less time. The bound is lower for a schedule with fewer gathers, and
+# is printed with its result. `minifsdp lab score 08` shows the table of your attempts.
 #
 # ## Questions
 #
@@ -1355,16 +1366,16 @@ enter("my schedule", MySchedule)
 #
 # <details><summary>Answer</summary>
 #
-# No. Cached memory costs nothing unless something else needs it: a second process on the same device, or a library that
-# allocates from the driver, such as NCCL. Only retries cost time.
+# No. Cached memory costs nothing unless something else needs it, such as a second process on the same device, or a
+# library that allocates directly from the driver, as NCCL does. Only retries cost time.
 # </details>
 #
 # **2. Calling `torch.cuda.empty_cache()` in every step eliminates the retries. Why is this not a solution?**
 #
 # <details><summary>Answer</summary>
 #
-# It does the work of a retry in every step: it waits for the device and returns segments, which must then be allocated
-# again. Also, it can return only entirely free segments.
+# It does the work of a retry in every step: it waits for the device and releases segments, which must then be allocated
+# again. Moreover, it can release only segments that are entirely free.
 # </details>
 #
 # **3. What does a limiter with k = 1 do to prefetching?**
@@ -1372,31 +1383,31 @@ enter("my schedule", MySchedule)
 # <details><summary>Answer</summary>
 #
 # It disables prefetching. The next gather is issued only when the previous unit has been computed and freed. Compute
-# and communication take turns, and the memory use equals that of the synchronous schedule.
+# and communication take turns, and memory use is the same as with the synchronous schedule.
 # </details>
 #
 # **4. All ranks run the same program, and one rank has a retry. What do the other ranks do?**
 #
 # <details><summary>Answer</summary>
 #
-# They wait for it in the next collective. A retry on one of 128 GPUs stalls all of them.
+# They wait for that rank in the next collective. A retry on one of 128 GPUs stalls all of them.
 # </details>
 #
 # **5. With SHARD_GRAD_OP, what does the limiter do?**
 #
 # <details><summary>Answer</summary>
 #
-# In this lab, it has no effect: no unit is freed after its forward, so no free counts. All units are unsharded at the
-# end of the forward pass anyway. torch counts the frees in the backward pass, so its host waits for some of them in the
-# next forward pass.
+# In this lab, it has no effect: units are not freed after their forward pass, so their frees do not count. All units
+# are unsharded at the end of the forward pass anyway. torch, however, counts the frees in the backward pass, so the
+# host waits for some of them in the next forward pass.
 # </details>
 #
-# **6. Why must the event of 8.3 be recorded when the block is freed, and not when `record_stream` is called?**
+# **6. Why must the event in 8.3 be recorded when the block is freed, and not when `record_stream` is called?**
 #
 # <details><summary>Answer</summary>
 #
-# Between the call and the free, more kernels that read the block may be queued on the stream. An event recorded at the
-# call would complete before those kernels run.
+# Between the call and the free, more kernels that read the block may be queued on the stream. An event recorded during
+# the call would complete before those kernels run.
 # </details>
 #
 # ## Further reading

@@ -18,7 +18,7 @@
 #
 # *From [lecture 5, FSDP in practice](../slides/practice.md), which comes before this lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
 # - name the dtype of each stage of a step in mixed precision, and say which stages need fp32;
 # - predict how much bf16 saves in memory and traffic, and what it does not save;

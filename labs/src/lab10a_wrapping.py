@@ -21,7 +21,7 @@
 #
 # *From [lecture 5, FSDP in practice](../slides/practice.md), which comes before this lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
 # - read and write a wrapping policy, and compute its cost in collectives and bytes from the list of units;
 # - build a model on the `meta` device and materialize it unit by unit, so that memory peaks at the shards plus one

@@ -20,7 +20,7 @@
 #
 # *From [lecture 5, FSDP in practice](../slides/practice.md), which comes before this lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
 # - collect a full state dict while unsharding only one unit at a time, and explain why every rank must take part;
 # - split tensors so that a checkpoint saved on any number of ranks can be loaded on any other number;

@@ -19,7 +19,7 @@
 #
 # *From [lecture 5, FSDP in practice](../slides/practice.md), which comes before this lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
 # - list the sharding groups and the replica groups, and create these process groups without a deadlock;
 # - reduce a gradient in two stages, and explain why it is accumulated after the second stage and not in between;

@@ -21,7 +21,7 @@
 #
 # *From [lecture 6, Beyond the flat parameter](../slides/scale.md), which comes before this lab.*
 #
-# **Afterwards you can**
+# **After this lab, you will be able to**
 #
 # - state which shard of a parameter each rank holds, even if there are few rows or their number is not divisible by N;
 # - explain rank order and parameter order, and the copies between them;

@@ -345,7 +345,7 @@ def missing_waits(log):
     return found
 
 
-@wrong("6.4", "can be sure of all that the event's stream was sure of")
+@wrong("6.4", "is ordered after all that the event's stream was ordered after")
 def missing_waits(log):
     """Knows no events."""
     sure, last, found = {}, {}, []
@@ -398,7 +398,7 @@ def missing_waits(log):
     return found
 
 
-@wrong("6.4", "an event adds to what a stream is sure of")
+@wrong("6.4", "an event adds to what a stream is ordered after")
 def missing_waits(log):
     """An event replaces what its taker knew."""
     sure, events, last, found = {}, {}, {}, []
@@ -439,7 +439,7 @@ def missing_waits(log):
 
 @wrong("6.4", "has to wait for it like any other")
 def missing_waits(log):
-    """Takes the stream that has issued a gather for sure of it."""
+    """Takes the stream that has issued a gather to be ordered after it."""
     sure, events, last, issuer, found = {}, {}, {}, {}, []
     for number, line in enumerate(log):
         known = sure.setdefault(line.stream, set())
