@@ -31,8 +31,8 @@
 # **You need** lab 01 (reduce-scatter, all-gather) and lab 02 (buckets, hooks on gradients).
 #
 # **Time** 70 minutes. **Runs** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU node (NCCL, one rank per
-# GPU). **Memory** at most 12 MiB of tensors per rank (measured below), 25 MiB for the larger batch of the timeline; a
-# process takes a few hundred MiB, mostly for torch itself.
+# GPU). **Memory** at most 12 MiB of tensors per rank (measured below), 25 MiB for the larger batch of the timeline;
+# each process takes a few hundred MiB, mostly for torch itself.
 #
 # Ψ is the total number of parameter elements, and N is the number of ranks. All tensors are in float32, so an element
 # takes 4 bytes, and Adam's two moments take 8 bytes per element.
@@ -80,10 +80,10 @@ ADAM = {"lr": 1e-3, "eps": 1e-4}
 # ## The question: what is stored N times?
 #
 # The model is a small GPT, and the batches are random tokens, because this lab is about bytes. `measure` takes a
-# trainer, runs three of its steps on this rank and returns the measurements of the third step, before which the
-# optimizer state already exists. The marks "backward" and "step" are set after the backward pass and after the
-# optimizer step. Adam's `eps` is 1e-4, which is larger than usual. With 1e-8, Adam's first steps would hardly depend on
-# the scale of the gradients, so a sum over the ranks instead of a mean would not be noticeable.
+# trainer, runs three of its steps on this rank and returns the measurements of the third step, when the optimizer state
+# already exists. The marks "backward" and "step" are set after the backward pass and after the optimizer step. Adam's
+# `eps` is 1e-4, which is larger than usual. With 1e-8, Adam's first steps would hardly depend on the scale of the
+# gradients, so you would not notice if gradients were summed over the ranks instead of averaged.
 
 # %%
 SIZES = {"width": 105, "layers": 4}
@@ -177,7 +177,7 @@ for rank, books in enumerate(ddp):
 # %% [markdown]
 # Both ranks hold the same 16Ψ bytes: 4Ψ of parameters, 4Ψ of gradients and 8Ψ of optimizer state
 # (plus 4 bytes per parameter tensor for Adam's step count). Half of this memory is optimizer state;
-# in mixed precision it is three quarters (lab 00). Only `optimizer.step()` reads and writes the optimizer state, and
+# in mixed precision, it is three quarters (lab 00). Only `optimizer.step()` reads and writes the optimizer state, and
 # every rank computes the same result from the same input.
 #
 # But Adam is an elementwise optimizer. So rank r can update only the r-th of N equal shards, keep state only for that
@@ -290,7 +290,7 @@ def shard_optimizer(
 #
 # *15 minutes, hard*
 #
-# To update its shard, a rank needs the mean gradient of only that shard. DDP's all-reduce would deliver the full
+# To update its shard, a rank needs only that shard of the mean gradient. DDP's all-reduce would deliver the full
 # gradient. An all-reduce is a reduce-scatter followed by an all-gather (lab 01), and here the first half is enough.
 #
 # `reduce_bucket` only *starts* the reduction and returns a function that finishes it. Separating the two costs nothing
@@ -396,8 +396,8 @@ outcome("3.3", int(reductions), ranks=2, slips=unpadded | there_and_back)
 outcome("3.4", round(zero1[0]["sent"] / ddp[0]["sent"], 2), slips={"the parameters come on top of an all-reduce": 1.5})
 
 # %% [markdown]
-# (Values count as equal if they differ by at most 0.0001 times the largest value, because the order in which gradients
-# are summed depends on N and on the buckets.)
+# (Values are considered equal if they differ by at most 0.0001 times the largest value, because the order in which
+# gradients are summed depends on N and on the buckets.)
 #
 # ### Measured: the model state of a rank under ZeRO-1
 #
@@ -526,8 +526,8 @@ plots.stages(
 # %% [markdown]
 # ### Measured: the peak of a step
 #
-# Memory use during the backward pass exceeds that at its end. A reduction needs a bucket's `.grad`s and their copy at
-# the same time, in addition to the shards reduced so far. The copy is still being sent while the next bucket is being
+# Memory use peaks during the backward pass, not at its end. A reduction needs a bucket's `.grad`s and their copy at the
+# same time, in addition to the shards reduced so far. The copy is still being sent while the next bucket is being
 # filled. Let $n_b$ be the number of elements in bucket b, $s_b$ the number in the shards of buckets 0 to b, and $r_b$
 # the number received during the reduction of bucket b. Then gradients and buckets take at most the following number of
 # bytes, plus a small excess:
@@ -644,7 +644,7 @@ plots.timeline(
 # message takes longer, and part of that time is exposed. So on a busy machine, DDP may hide a smaller fraction than
 # ZeRO-2, although the byte counts above do not change. (On a slower link, ZeRO-2 would also wait, because it allows
 # only one reduction at a time; DDP can queue its reductions because it holds all gradients anyway.) The gathers could
-# be hidden in the next forward pass, layer by layer, and this is what FSDP does (labs 05 and 06).
+# be hidden in the next forward pass, layer by layer, as FSDP does (labs 05 and 06).
 #
 # ### The price of ZeRO-2
 #
@@ -729,9 +729,9 @@ for name, (books, form, sent) in rungs.items():
     assert books["sent"] == sent
 
 # %% [markdown]
-# Stages 1 and 2 send as much as DDP, apart from a few bytes of padding. The factor of stage 3 is below 1.5 because the
-# root unit, which contains the embedding and the head, is gathered only once and kept until the end of the backward
-# pass.
+# Stages 1 and 2 send as many bytes as DDP, apart from a few bytes of padding. The factor for stage 3 is below 1.5
+# because the root unit, which contains the embedding and the head, is gathered only once and kept until the end of the
+# backward pass.
 
 
 # %% tags=["C8"]
@@ -920,8 +920,8 @@ print(f"{zero1[0]['at']['step']['optimizer']:,}")
 # There is no error. Adam uses the `.grad`s of the full parameters, which come only from this rank's samples, and
 # ignores the reduced gradients. Each rank updates all elements with its own gradient, and the gather then overwrites
 # all elements outside its shard. So all ranks hold the same parameters, but shard r of the model is trained only on
-# rank r's samples. The loss curve does not reveal the mistake. Two numbers do: the size of the optimizer state, which
-# is not reduced, and the loss, which differs from that of a single process.
+# rank r's samples. The shape of the loss curve does not reveal the mistake, but two numbers do: the size of the
+# optimizer state, which is not reduced, and the loss itself, which differs from that of a single process.
 #
 # ### Clipping by a local norm
 #
@@ -993,18 +993,19 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
     print(f"rank {rank}: its shards equal an uninterrupted run's: {off == 0}; exp_avg of bucket 0: {shape}")
 
 # %% [markdown]
-# Rank 1 continues with the moments of other elements, without an error. With another N, loading would at least fail,
-# because the shapes would not match. The optimizer state consists of all shards, so saving it is a collective
-# operation: either every rank saves its own shard and records N, or the shards are gathered and split into tensors with
-# the shapes of the parameters, as in `Zero1Optimizer.state_dict`. A gathered checkpoint can be loaded on any number of
-# ranks, and also by a plain Adam.
+# Rank 1 continues with the moments of other elements, and no error is raised. With a different N, loading would at
+# least fail, because the shapes would not match. The optimizer state consists of all shards, so saving it is a
+# collective operation: either every rank saves its own shard and records N, or the shards are gathered and split into
+# tensors with the shapes of the parameters, as in `Zero1Optimizer.state_dict`. A gathered checkpoint can be loaded on
+# any number of ranks, and also by a plain Adam.
 #
 # ## What is still missing
 #
-# Every rank holds all parameters unsharded, 4Ψ bytes, before, during and after the step. More ranks do not reduce these
-# bytes (they are the minimum in the plot above), so ZeRO-2 cannot train a model whose parameters alone do not fit. If
-# the parameters are also sharded, the ranks must gather each layer's parameters before the layer is computed, and free
-# them afterwards. Lab 04 builds the unit of gathering, the flat parameter; lab 05 gathers and frees it.
+# Every rank holds all parameters unsharded before, during and after the step, which takes 4Ψ bytes. Adding ranks does
+# not reduce these bytes (they are the minimum in the plot above), so ZeRO-2 cannot train a model whose parameters alone
+# do not fit. If the parameters are also sharded, the ranks must gather each layer's parameters before the layer is
+# computed, and free them afterwards. Lab 04 builds the unit of gathering, the flat parameter; lab 05 gathers and frees
+# it.
 #
 # This lab omits some cases that `minifsdp/zero` covers: parameters unused in a backward pass (their bucket never
 # fills), several parameter groups, broadcasting the initial values of rank 0, and optimizer state that can be loaded
@@ -1037,8 +1038,8 @@ for rank, (off, shape) in enumerate(launch(resume_from_rank_0, 2, BATCHES)):
 #
 # <details><summary>Answer</summary>
 #
-# With DDP, it is 2Ψ + 2Ψ + 12Ψ = 16Ψ bytes. The master copy belongs to the optimizer state, so 4Ψ bytes remain in stage
-# 1 and 2Ψ bytes in stage 2; in stage 3, everything shrinks with N.
+# With DDP, each rank holds 2Ψ + 2Ψ + 12Ψ = 16Ψ bytes. The master copy belongs to the optimizer state, so 4Ψ bytes
+# remain in stage 1 and 2Ψ bytes in stage 2; in stage 3, everything shrinks with N.
 # </details>
 #
 # **3. Could ZeRO-1 start its gathers before all buckets are updated?**

@@ -12,8 +12,8 @@
 #
 # ZeRO-2 (lab 03) shards the optimizer state and the gradients. But every rank still holds all parameters unsharded. A
 # rank needs all parameters, but not all at the same time. While one block is being computed, the others can stay
-# sharded. FSDP gathers a *unit* of parameters just before the unit is computed, in the forward and again in the
-# backward pass, and frees it directly afterwards.
+# sharded. FSDP gathers a *unit* of parameters just before the unit is computed, in the forward pass and again in the
+# backward pass, and frees it immediately afterwards.
 #
 # ![The life of a unit in one step: its parameters are gathered, freed, gathered again and freed,
 # and its gradient is reduced to a shard](../slides/figures/fsdp-life.svg)
@@ -32,8 +32,8 @@
 # (the flat parameter).
 #
 # **Time** 95 minutes. **Runs** on a laptop (gloo, 2 and 4 processes), on one GPU, or on a GPU node
-# (NCCL, one rank per GPU). **Memory** at most 18 MiB of tensors per rank (measured below); a
-# process takes a few hundred MiB, mostly for torch itself.
+# (NCCL, one rank per GPU). **Memory** at most 18 MiB of tensors per rank (measured below); each process takes a few
+# hundred MiB, mostly for torch itself.
 
 # %% tags=["setup"]
 # set-up
@@ -53,11 +53,11 @@ from minifsdp.flat_param import FlatParameter, ParamPlaces, find_parameters
 # %% [markdown]
 # ## What you build
 #
-# This function puts all parts of FSDP in minifsdp together. `FlatParameter` is lab 04's. A `FlatUnit` gathers, frees
-# and reduces (5.2 to 5.4), and the `Engine` registers the hooks (5.1 and 5.5), which notify a *schedule*. The schedule
-# decides when the units gather, free and reduce; `RateLimitedSchedule` is the one that you build in labs 06 to 08. The
-# remaining names are glue code: `cut` finds the modules that become units, and `Plan` issues a unit's collectives. Read
-# the function now for its structure, and read it again when you have finished this lab.
+# In minifsdp, this function puts all parts of FSDP together. `FlatParameter` is the class from lab 04. A `FlatUnit`
+# gathers, frees and reduces (5.2 to 5.4), and the `Engine` registers the hooks (5.1 and 5.5), which notify a
+# *schedule*. The schedule decides when the units gather, free and reduce; `RateLimitedSchedule` is the one that you
+# build in labs 06 to 08. The remaining names are glue code: `cut` finds the modules that become units, and `Plan`
+# issues a unit's collectives. Read the function for its structure now, and again when you have finished this lab.
 
 # %%
 import inspect
@@ -70,9 +70,9 @@ print(signature.rstrip() + body)
 # %% [markdown]
 # ## One unit per block, and a root
 #
-# The model of this lab is the course's GPT with odd sizes, so that no size is divisible by N. Each block becomes a
-# unit. The parameters outside the blocks (embeddings, the last norm, the head) form the *root* unit. The flat parameter
-# of lab 04 turns each unit into one buffer, padded to a multiple of N and split into N shards.
+# The model in this lab is the course's GPT with odd sizes, none of which is divisible by N. Each block becomes a unit.
+# The parameters outside the blocks (embeddings, the last norm, the head) form the *root* unit. The flat parameter of
+# lab 04 turns each unit into one buffer, padded to a multiple of N and split into N shards.
 
 # %%
 import tempfile
@@ -118,17 +118,18 @@ print(f"Ψ = {psi:,} elements: parameters {4 * psi:,} bytes on every rank of DDP
 # *15 minutes, medium*
 #
 # FSDP does not change the model's code. Hooks report five events: a module is about to run, the module has run, its
-# backward begins, a gradient is complete, the backward pass is over. Write a function that records these five events:
+# backward pass begins, a gradient is complete, and the entire backward pass ends. Write a function that records these
+# five events:
 #
 # | event | when | registered with |
 # |---|---|---|
 # | `pre-forward` | the module is called | `module.register_forward_pre_hook(f)`, `f(module, args)` |
 # | `post-forward` | the module returns | `module.register_forward_hook(f)`, `f(module, args, output)` |
-# | `output gradient` | the module's backward begins | `output.register_hook(f)`, `f(gradient)` |
+# | `output gradient` | the module's backward pass begins | `output.register_hook(f)`, `f(gradient)` |
 # | `gradient of NAME` | the gradient is complete, in `.grad` | `p.register_post_accumulate_grad_hook(f)`, `f(p)` |
 # | `end of backward` | the backward pass ends | `Variable._execution_engine.queue_callback(f)`, `f()` |
 #
-# The last row is not a hook but a callback for one backward pass of the entire model. It can be queued only while that
+# The last row is not a hook but a callback for one backward pass of the entire model. You can queue it only while that
 # backward pass is running. If a module or tensor hook returns a value other than None, this value replaces the input,
 # output or gradient.
 #
@@ -170,12 +171,12 @@ outcome("5.1", sum(event.startswith("gradient of") for event in events), slips=s
 print(*events, sep="\n")
 
 # %% [markdown]
-# The two outputs receive their gradients at different times, the output of the last call first. Each parameter receives
-# its gradient once, after both calls have contributed. So a unit's backward *begins* with the gradient of an output and
-# *ends* with the gradient of its last parameter (*leaf*, in autograd's terms). A module's own backward hook does not
-# mark either point reliably:
+# The two outputs receive their gradients at different times: the output of the last call is first. Each parameter
+# receives its gradient once, after both calls have contributed. So a unit's backward pass *begins* with the gradient of
+# an output and *ends* with the gradient of its last parameter (*leaf*, in autograd's terms). A module's own backward
+# hook does not mark either point reliably:
 #
-# ### Break it: a hook on the module's backward
+# ### Break it: a hook on the module's backward pass
 #
 # A full backward hook (`register_full_backward_hook`) runs when the gradients of the module's *inputs* are ready. But
 # the inputs of a language model are tokens, which have no gradient. In this case, torch runs the hook when the
@@ -257,8 +258,8 @@ for how in ("full", "full.data"):
 #
 # `flat` is lab 04's flat parameter (`minifsdp.FlatParameter`). You need three of its attributes: `flat.full` is the
 # unsharded buffer [P], which is initially not allocated; `flat.views` are the parameters as views of this buffer;
-# `flat.shard` is this rank's shard [P / N], which the optimizer updates. The shard is a Parameter, so autograd records
-# operations on it, but collectives must not be recorded. So pass `.data` of the shard, too. Write the function that
+# `flat.shard` is this rank's shard [P / N], which the optimizer updates. The shard is a Parameter, so autograd would
+# record the collective, which it must not do. Therefore, pass the shard's `.data` as well. Write the function that
 # unshards the unit.
 #
 # Predict: how many bytes does the `flat.full` of one block take?
@@ -309,7 +310,7 @@ assert all(equal for _, equal in found)
 #
 # *5 minutes, easy*
 #
-# This function is the shortest, and a mistake in it is easy to miss: everything runs and the losses are correct, but
+# This is the shortest function, and a mistake in it is easy to miss: everything runs and the losses are correct, but
 # every rank keeps the full model. Predict: how many bytes of one block's parameters remain on a rank after the free?
 
 # %%
@@ -356,9 +357,8 @@ outcome("5.3", sum(moments[-1].values()), ranks=RANKS, slips=slips)
 # *10 minutes, medium*
 #
 # On every rank, the backward pass computes the unit's unsharded gradient for that rank's samples, so there are N
-# different gradients with P elements each. A rank's optimizer needs only its own shard of their mean. The collective
-# for this purpose is a reduce-scatter. With the ring algorithm (lab 01), each rank sends (N - 1) / N of the padded
-# buffer.
+# different gradients with P elements each. A rank's optimizer needs only one shard of their mean. The collective that
+# computes it is a reduce-scatter. With the ring algorithm (lab 01), each rank sends (N - 1) / N of the padded buffer.
 #
 # Predict: how many bytes does each of **four** ranks send for one block's gradient? (The padding depends on N.)
 
@@ -510,19 +510,19 @@ def shard_model(model: nn.Module, pieces: Pieces, blocks: list[nn.Module] | None
 #     forward    gather root | gather 0, compute, free 0 | gather 1, compute, free 1
 #     backward   gather 1, compute, free 1, reduce 1 | gather 0, compute, free 0, reduce 0 | free root, reduce root
 #
-# - A block is freed after its forward, and gathered again when its backward begins, that is, when its output receives a
-#   gradient.
-# - Its backward ends with the gradient of its last leaf. Until then, an operation may still read
-#   its parameters. When a leaf's gradient is complete, call `unit.take_gradient(leaf)`.
-# - The root's backward begins directly after its forward, so the root stays unsharded in between. Otherwise, it is a
-#   unit like the others: its backward ends with the gradient of its last leaf.
+# - A block is freed after its forward pass and gathered again when its backward pass begins, that is, when its output
+#   receives a gradient.
+# - Its backward pass ends with the gradient of its last leaf. Until then, an operation may still read its parameters.
+#   When a leaf's gradient is complete, call `unit.take_gradient(leaf)`.
+# - The root's backward pass begins directly after its forward pass, so the root stays unsharded in between. Otherwise,
+#   it is a unit like the others: its backward pass ends with the gradient of its last leaf.
 # - **The parameters are freed before the gradient is reduced.** A common mistake is the order "gather, compute,
 #   reduce-scatter, free" in the backward pass. The reduction reads only the gradient, so with this order, the
 #   parameters would occupy memory unnecessarily during the reduction. torch also frees first (`_post_backward_hook` in
 #   `torch/distributed/fsdp/_runtime_utils.py` calls `_post_backward_reshard`, then `_reduce_grad`).
 # - A forward pass under `torch.no_grad()` has no backward pass, so all units are freed after it, including the root.
 #
-# Predict: how many all-gathers does one step of this lab's model with its 6 units issue?
+# Predict: this lab's model has 6 units. How many all-gathers does one step issue?
 
 # %%
 predict("5.5", ..., "all-gathers of one step, 6 units")
@@ -717,8 +717,8 @@ assert inside["weight inside forward"] == (3 * width, width)
 # ### Measured: the same gradients as torch's FSDP
 #
 # The next cell compares the gradients of the first step, unit by unit: those from your FSDP, from minifsdp's and
-# torch's `FullyShardedDataParallel`, and from a single-process run. On two ranks, a mean is one addition and one
-# halving. Rounding errors cannot differ, so the three FSDP implementations agree bit for bit.
+# torch's `FullyShardedDataParallel`, and from a single-process run. On two ranks, computing a mean takes one addition
+# and one halving. Rounding errors cannot differ, so the gradients of the three FSDP implementations are bitwise equal.
 
 
 # %%
@@ -796,9 +796,9 @@ assert close, f"not one process's gradients; {why}"
 #
 # Then the parameters of block 0 are freed, and only then is its gradient shard allocated. So the reduction does not
 # raise the peak, not even with gloo: it needs B / N for the gradient shard and (N - 1) / N · B for the receive buffers,
-# together the B bytes that have just been freed. If the parameters were freed after the reduction, they would still be
-# in memory when the gradient shard is allocated, and the peak would be higher. Even at the peak, a rank never holds the
-# full 4Ψ bytes of parameters or of gradients.
+# which together are the B bytes that have just been freed. If the parameters were freed after the reduction, they would
+# still be in memory when the gradient shard is allocated, and the peak would be higher. Even at the peak, a rank never
+# holds the full 4Ψ bytes of parameters or of gradients.
 #
 # The curve does not include activations, which are additional memory in every rung.
 
@@ -879,8 +879,8 @@ plots.curve(
 )
 
 # %% [markdown]
-# From left to right, the forward pass has five plateaus above the level of the root, one per block, with a short gap in
-# between, when one block is freed and the next one is gathered. In the backward pass, each block's parameters and
+# From left to right, the forward pass has five plateaus above the level of the root, one per block, with short gaps in
+# between, where one block is freed and the next one is gathered. In the backward pass, each block's parameters and
 # gradient are allocated at the same time, and then only a shard of the gradient remains.
 #
 # The next figure shows the same step stage by stage, with activations. The prediction is the model state plus, after
@@ -1021,8 +1021,8 @@ assert abs(traffic["FULL_SHARD"] / traffic["DDP"] - ratio) < 1e-6
 assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 
 # %% [markdown]
-# The factor of 1.5 from the ZeRO paper is for bytes, not for time. Communication costs time only if it is *exposed*,
-# that is, if the computation waits for it. DDP's all-reduce can be hidden behind the backward pass. The gathers of this
+# The factor of 1.5 from the ZeRO paper refers to bytes, not to time. Communication costs time only if it is *exposed*,
+# that is, if the computation waits for it. DDP's all-reduce can be hidden behind the backward pass. The gathers in this
 # lab are exposed, because each is issued only when the next computation needs it. To hide a gather, issue it earlier
 # (`minifsdp/fsdp/schedules/prefetch.py`).
 #
@@ -1032,8 +1032,8 @@ assert abs(traffic["SHARD_GRAD_OP"] / traffic["DDP"] - 1) < 1e-4
 #
 # The next cells give this lab's model a budget of 16 MiB per rank. A binary search, which runs real steps and reads the
 # peak from the ledger, finds the largest number of samples per rank that fits in the budget. Then a step with each
-# number of samples is timed over an emulated link (2 ms latency, 100 MB/s), on which traffic is as expensive as between
-# machines.
+# number of samples is timed over an emulated link (2 ms latency, 100 MB/s), on which traffic is as expensive as it is
+# between machines.
 
 
 # %%
@@ -1145,9 +1145,9 @@ plots.lines(
 #
 # This is the trade-off: at the same batch size, FSDP costs time, but it makes larger batches or larger models possible.
 # The larger batch recovers most of this time, because it amortizes the traffic of a step over more samples. Whether it
-# recovers all of this time depends on the link and on the compute per sample. With 1.5 times as many bytes per step and
-# twice as many samples, FSDP sends 0.75 times as many bytes per sample. But this FSDP hides none of them, whereas DDP
-# hides some of its bytes behind the backward pass, so the two roughly break even. If DDP's batch fits with memory to
+# recovers all of the time depends on the link and on the compute per sample. With 1.5 times as many bytes per step and
+# twice as many samples, FSDP sends 0.75 times as many bytes per sample. But this FSDP hides none of its communication,
+# whereas DDP hides some behind the backward pass, so the two roughly break even. If DDP's batch fits with memory to
 # spare, FSDP gains nothing.
 #
 # ## Break it
@@ -1179,8 +1179,8 @@ for name in ("DDP", "only the root", "yours"):
 #
 # ### A method other than forward
 #
-# Hooks run when a module is *called*. With any other access to a sharded module, by `generate()` or through a
-# submodule, the parameters are still sharded:
+# Hooks run when a module is *called*. If a sharded module is accessed in any other way, by `generate()` or through a
+# submodule, its parameters are still sharded:
 
 
 # %%
@@ -1217,8 +1217,8 @@ print_wrapped(f"minifsdp: {said['minifsdp']}")
 #
 # ### State read outside the forward pass
 #
-# For the same reason, a norm, a histogram or a checkpoint of `model.blocks[0].qkv.weight` is impossible, and the
-# `state_dict()` of your FSDP contains only one shard per unit:
+# For the same reason, you cannot compute a norm or a histogram of `model.blocks[0].qkv.weight` or save it to a
+# checkpoint, and the `state_dict()` of your FSDP contains only one shard per unit:
 
 
 # %%
@@ -1267,9 +1267,9 @@ for early, (changed, held) in zip((False, True), launch(both, RANKS)[0], strict=
     print(f"optimizer built {'before' if early else 'after'} sharding: trains {changed}, holds {held:,} bytes")
 
 # %% [markdown]
-# An optimizer built before sharding refers to the original parameters. The model no longer computes with them, so they
-# have no gradient, and the optimizer silently skips all of them. It also keeps their memory allocated, which is as
-# large as the full model. So build the optimizer after wrapping.
+# An optimizer built before sharding refers to the original parameters. The model no longer computes with these
+# parameters, so they have no gradient, and the optimizer silently skips all of them. It also keeps their memory
+# allocated, as much as the full model takes. So build the optimizer after wrapping.
 #
 # ## What is still missing
 #
@@ -1305,15 +1305,15 @@ plots.timeline(
 #
 # Every gather and every reduction is on the critical path: compute and communication alternate. This is not necessary.
 # A block could be reduced while the next one is being computed, and the next block could be gathered while the current
-# one is being computed. Such overlap needs streams, events, and a schedule for issuing the collectives. You find them
-# in `overlap.py`, `prefetch.py` and `rate_limit.py` in `minifsdp/fsdp/schedules`, which are the next rungs of
+# one is being computed. Such overlap needs streams, events, and a schedule for issuing the collectives. You will find
+# them in `overlap.py`, `prefetch.py` and `rate_limit.py` in `minifsdp/fsdp/schedules`, which are the next rungs of
 # `minifsdp ladder`.
 #
 # ## What to remember
 #
 # 1. The cycle of a unit is gather, compute, free in the forward pass, and gather, compute, free, reduce-scatter in the
 #    backward pass. The parameters are freed before the gradient is reduced. The root stays unsharded from its forward
-#    to the end of the backward pass.
+#    pass to the end of the backward pass.
 # 2. The peak consists of the shards, the parameters and gradients of the root and of the largest unit, and the
 #    activations. The optimizer state is never gathered. With a single unit, all parameters and all gradients are
 #    unsharded at the peak, and little is saved.
@@ -1326,7 +1326,7 @@ plots.timeline(
 #
 # ## Questions
 #
-# **1. One layer of your model has half of all parameters. How much memory does FSDP save?**
+# **1. One layer of your model has half of all its parameters. How much memory does FSDP save?**
 #
 # <details><summary>Answer</summary>
 #
@@ -1334,12 +1334,12 @@ plots.timeline(
 # together they take 4Ψ bytes. To reduce the peak further, split the layer or its computation (tensor parallelism).
 # </details>
 #
-# **2. Why is the root not freed after its forward?**
+# **2. Why is the root not freed after its forward pass?**
 #
 # <details><summary>Answer</summary>
 #
-# Its forward ends with the loss, and its backward begins with the loss. A freed root would be gathered again
-# immediately, and nothing would be gained.
+# Its forward pass ends with the loss, and its backward pass begins with the loss. A freed root would have to be
+# gathered again immediately, so nothing would be gained.
 # </details>
 #
 # **3. Gradients are accumulated over 4 micro-batches. What do 5.4 and 5.5 send, and what could be saved?**
@@ -1356,7 +1356,7 @@ plots.timeline(
 # <details><summary>Answer</summary>
 #
 # The gradient of this parameter never arrives, so the unit is neither freed nor reduced, and its count of missing
-# gradients is not reset. The next step is worse: it continues with this stale count, ends the unit's backward too
+# gradients is not reset. The next step is worse: it continues with this stale count, ends the unit's backward pass too
 # early, and silently reduces an incomplete gradient. minifsdp and torch finish such units in the end-of-backward
 # callback of 5.1 and count the missing gradient as zero.
 # </details>

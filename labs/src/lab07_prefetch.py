@@ -10,7 +10,7 @@
 # %% [markdown]
 # # Lab 07: prefetch
 #
-# Communication now has its own stream (lab 06), but each unit's gather is still issued only when the unit is about to
+# Communication now has its own stream (lab 06). But each unit's gather is still issued only when the unit is about to
 # run, and the unit's computation then waits for the gather. In this lab, you issue the gather earlier. In what order
 # should units be gathered, when should each gather be issued, and how much memory does an early gather cost? And what
 # happens if the ranks do not agree on the order?
@@ -25,7 +25,7 @@
 #
 # - record the order in which a model uses its units, in the forward and the backward pass, and say when to trust that
 #   order;
-# - issue the next unit's gather early: in the forward pass, before a unit's backward (PRE) and after it (POST);
+# - issue the next unit's gather early: in the forward pass, before a unit's backward pass (PRE) and after it (POST);
 # - predict, to the byte, the memory cost of each kind of prefetch, and of prefetching more than one unit ahead;
 # - explain why torch prefetches in the backward pass although its host runs ahead, and why it does not prefetch in the
 #   forward pass;
@@ -34,7 +34,7 @@
 # **You need** lab 05 (units, hooks, the memory that a rank holds) and lab 06 (streams, events, a host that runs ahead).
 #
 # **Time** 65 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU that the ranks share
-# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** a few MiB of tensors per rank; a
+# (`MINIFSDP_SHARE_GPU=1`), or on a GPU node (NCCL, one rank per GPU). **Memory** a few MiB of tensors per rank; each
 # process takes a few hundred MiB, mostly for torch itself.
 #
 # The order, the bytes and the values are measured on your machine. The gain from prefetching is always measured over
@@ -57,10 +57,10 @@ from minifsdp.fsdp.unit import Unit
 # ## The time lost without prefetch
 #
 # A *schedule* decides when a unit is gathered, freed and reduced. It is called at six events: the start of the forward
-# pass, before and after a unit's forward, before and after its backward, and the end of the backward pass. The next
-# cell implements torch's order without any prefetch, on top of minifsdp's `OverlapSchedule` (which manages the
-# streams). A gather is issued when its unit is about to run, and a reduction is issued as soon as the unit's gradients
-# are complete. The schedule waits for each reduction just before it issues the next one.
+# pass, before and after a unit's forward pass, before and after its backward pass, and the end of the model's backward
+# pass. The next cell implements torch's order without any prefetch, on top of minifsdp's `OverlapSchedule` (which
+# manages the streams). A gather is issued when its unit is about to run, and a reduction is issued as soon as the
+# unit's gradients are complete. The schedule waits for each reduction just before it issues the next one.
 
 # %%
 import dataclasses
@@ -122,9 +122,9 @@ def on_paper(schedule: Any, settings: Settings = TIMED) -> Program:
 
 # %% [markdown]
 # To show the lost time without the noise of a busy machine, we record this program (its kernels, collectives and waits,
-# in order) and replay it in virtual time on a simulated machine: a laptop that computes on its CPU at 20 GFLOP/s, with
-# a link of 2 ms latency and 50 MB/s. The times are modelled, not measured; a measurement follows below, next to the
-# model's prediction.
+# in order) and replay it in virtual time on a simulated machine. This machine is a laptop that computes on its CPU at
+# 20 GFLOP/s; its link has a latency of 2 ms and a bandwidth of 50 MB/s. The times are modelled, not measured; a
+# measurement follows below, next to the model's prediction.
 
 # %%
 LAPTOP = Hardware(
@@ -153,8 +153,8 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Look at the backward pass: a unit's reduction is queued on the link *before* the next unit's gather. A link executes
-# collectives one after the other, like an NCCL communicator. So the next unit waits for two collectives, although it
+# Look at the backward pass: a unit's reduction is queued on the link *before* the next unit's gather. Like an NCCL
+# communicator, a link executes collectives one after another. So the next unit waits for two collectives, although it
 # needs the result of only one of them. (minifsdp's `OverlapSchedule` postpones the reduction until the next gather has
 # been issued. torch does not postpone it, so neither does this lab.)
 #
@@ -169,11 +169,12 @@ plots.timeline(
 # - **forward**: the order of units in the forward pass of the *first iteration* (an iteration is a forward pass and its
 #   backward pass). This record is kept permanently, because the order is assumed to be *static*, as in torch (which
 #   records only the first use of each unit).
-# - **backward**: the units of *this* iteration whose backward has not started yet, in the order in which their forwards
-#   ended. The backward pass processes this record from its end.
+# - **backward**: the units of *this* iteration whose backward pass has not started yet, in the order in which their
+#   forward passes ended. The backward pass processes this record from its end.
 #
-# The records must also be correct for a unit that is called twice in a forward pass (each call counts). Also, a forward
-# pass without a backward pass (under `no_grad`, as in an evaluation) must not leave entries that affect later steps.
+# The records must also be correct for a unit that is called twice in a forward pass (each call counts). Moreover, a
+# forward pass without a backward pass (under `no_grad`, as in an evaluation) must not leave entries that affect later
+# steps.
 
 
 # %% tags=["shown"]
@@ -197,15 +198,15 @@ Event = Literal["begin forward", "pre-forward", "post-forward", "pre-backward", 
 # %% [markdown]
 # | event | effect on `order` |
 # |---|---|
-# | `begin forward` | `seen` and `ahead` are emptied, whatever was left in them (a backward may have raised an error) |
+# | `begin forward` | `seen` and `ahead` are emptied, even if entries were left by a backward pass that failed |
 # | `pre-forward` | a call to `unit` begins: `unit` becomes the last entry of `seen` |
 # | `post-forward` | a call to `unit` ends: `unit` becomes the last entry of `ahead`, if `backward_follows` |
-# | `pre-backward` | the backward of `unit` begins: remove its **last** entry in `ahead`, if any, and all later ones |
+# | `pre-backward` | `unit` begins its backward pass: remove its **last** entry in `ahead`, if any, and all later ones |
 # | `end backward` | `ahead` is emptied; `forward`, if it is still empty, becomes a copy of `seen` |
 #
 # Why are all later entries removed? The backward pass has skipped those units (their outputs were not used); otherwise,
-# their backwards would have come first. A unit that was called twice reports its backward only once, when the backward
-# of its last call begins.
+# their backward passes would have come first. A unit that was called twice reports its backward pass only once, when
+# the backward pass of its last call begins.
 #
 # Predict: a root contains 5 blocks, and block 2 is called twice in a row. How long is `ahead` when the forward pass
 # ends?
@@ -254,8 +255,8 @@ print("forward's order:", *order.forward)
 # %% [markdown]
 # ## The schedule that uses your functions
 #
-# This schedule is `Unhurried` with four functions to fill in, called its *pieces*. The default pieces below keep the
-# current behaviour until you replace them. `gather` starts a unit's gather on the gather stream. It does nothing if the
+# This schedule is `Unhurried` with four functions to fill in, called *pieces*. Until you replace them, the default
+# pieces below keep the current behaviour. `gather` starts a unit's gather on the gather stream. It does nothing if the
 # unit is already unsharded or its gather is in progress, so no gather is issued twice.
 
 
@@ -403,15 +404,15 @@ print_wrapped(f"none: {seen['none']['log']}")
 #
 # *10 minutes, medium*
 #
-# When a unit's forward begins, its own gather is issued first, because its parameters are needed first and the link
-# preserves the order. Then the gathers of the next units are issued, and only then does the schedule wait for the
-# unit's own gather. On a GPU, `wait_gather` makes the compute stream wait, and the host goes on immediately. On a CPU,
-# it blocks the host, so the next gathers must be issued before the wait. (torch prefetches after the wait, in
-# `_pre_forward_unshard` of `torch/distributed/fsdp/_runtime_utils.py`. This works because the wait there blocks a
-# stream, not the host.)
+# When a unit's forward pass begins, its own gather is issued first, because its parameters are needed first and the
+# link preserves the order. Then the gathers of the next units are issued, and only then does the schedule wait for the
+# unit's own gather. On a GPU, `wait_gather` makes the compute stream wait, and the host continues immediately. On a
+# CPU, `wait_gather` blocks the host, so the next gathers must be issued before the wait. (torch prefetches after the
+# wait, in `_pre_forward_unshard` of `torch/distributed/fsdp/_runtime_utils.py`. This works because the wait there
+# blocks a stream, not the host.)
 #
 # No unit is gathered ahead if there is no record yet, or once the current forward pass has deviated from the recorded
-# order: gathering the wrong unit costs a collective and memory, and gains nothing.
+# order: gathering the wrong unit wastes a collective and memory.
 #
 # Predict: with depth 1, how many bytes of gathered parameters does a rank hold at most in the forward pass? The next
 # cell prints the sizes of the units.
@@ -460,8 +461,8 @@ outcome("7.2", seen["forward"]["unsharded"], ranks=RANKS, slips=slips)
 #
 # *8 minutes, medium*
 #
-# With `BACKWARD_PRE`, a unit's own gather is issued when its backward begins, unless the unit has been gathered
-# already. Then the next unit's gather is issued, *before* the gradients are computed. `ahead` contains the next units.
+# With `BACKWARD_PRE`, a unit's own gather is issued when its backward pass begins, unless the unit has already been
+# gathered. Then the next unit's gather is issued, *before* the gradients are computed. `ahead` contains the next units.
 # The reduction is issued once the gradients are complete, so it is queued behind that gather. The cost is one more
 # unsharded unit while gradients are being computed.
 #
@@ -498,17 +499,17 @@ slips = {"depth 1": padded[0] + 2 * padded[1], "the root stays unsharded, too": 
 outcome("7.3", seen["PRE, all"]["unsharded"], ranks=RANKS, slips=slips)
 
 # %% [markdown]
-# With depth None, all parameters are unsharded soon after the backward pass begins, so at that moment sharding saves no
-# memory for parameters. (In addition, there may be as many reductions in progress as units gathered ahead, and each
-# reduction holds its unit's unsharded gradient.)
+# With depth None, all parameters are unsharded soon after the backward pass begins, so at that moment, sharding saves
+# no memory for parameters. (In addition, as many reductions may be in progress as units have been gathered ahead, and
+# each reduction holds its unit's unsharded gradient.)
 #
 # ## 7.4 Prefetch in the backward pass: POST
 #
 # *8 minutes, medium*
 #
 # `BACKWARD_POST` prefetches only after the unit has been freed: it frees the unit, gathers the next one, and then
-# issues the freed unit's reduction. The gather still precedes the reduction on the link. But it is issued after the
-# unit's computation, so on a CPU, where the host itself computes, the gather overlaps with nothing. In this case, POST
+# issues the freed unit's reduction. The gather still precedes the reduction on the link. But the gather is issued after
+# the unit's computation, so on a CPU, where the host itself computes, it overlaps with nothing. In this case, POST
 # saves only the wait for the reduction.
 #
 # Predict: at the peak, how many more bytes of gathered parameters does a rank hold with POST and depth 1 than without
@@ -550,8 +551,8 @@ outcome("7.4", added, ranks=RANKS, slips={"that is PRE": padded[1]})
 # %% [markdown]
 # ### Measured: the same values
 #
-# A collective's result does not depend on when it is issued. The next cell compares the losses of three steps, bit for
-# bit, with those of lab 05's synchronous schedule (`SyncSchedule`).
+# A collective's result does not depend on when it is issued. The next cell checks that the losses of three steps are
+# bitwise equal to those of lab 05's synchronous schedule (`SyncSchedule`).
 
 # %%
 for name, each in seen.items():
@@ -562,11 +563,11 @@ assert all(each["losses"] == reference for each in seen.values()), "a schedule m
 # ### Measured: the memory cost of each kind of prefetch
 #
 # The closed form is derived independently of the schedules' code. The unsharded units are the unit being computed and
-# those gathered ahead. Without prefetch, these are the root and the largest block, R + B; with depth d, they are the
-# root and the largest d + 1 consecutive blocks. With POST, the unit itself has already been freed, so only d blocks
+# the units gathered ahead. Without prefetch, these are the root and the largest block, R + B; with depth d, they are
+# the root and the largest d + 1 consecutive blocks. With POST, the unit itself has already been freed, so only d blocks
 # count. The unsharded gradients are those of the root, of the unit being computed, and of the units with a reduction in
 # progress: at most as many as the units gathered ahead. (With gloo, each of these reductions also has receive buffers
-# for the other ranks' contributions, with a size of (N - 1) / N of the unit. NCCL needs no such memory.)
+# for the other ranks' contributions, which take (N - 1) / N of the unit's size. NCCL needs no such memory.)
 
 # %% tags=["C15"]
 AHEAD: dict[str, dict[str, Any]] = {
@@ -658,9 +659,10 @@ show(
 #
 # ### Measured: prefetch on an emulated link, next to the model
 #
-# Two ranks run over gloo on an emulated link of 2 ms and 50 MB/s, always on the CPU, even if there are GPUs. The
-# schedules are interleaved, step by step. The inputs of the model are the recorded programs, the latency and bandwidth
-# of the link, and the measured compute time of each schedule; the model predicts the waiting time.
+# Two ranks run over gloo on an emulated link with a latency of 2 ms and a bandwidth of 50 MB/s, always on the CPU, even
+# if there are GPUs. The schedules take turns, step by step. The inputs of the model are the recorded programs, the
+# latency and bandwidth of the link, and the measured compute time of each schedule; the model predicts the waiting
+# time.
 
 # %% tags=["C15", "nbval-ignore-output"]
 schedules = {name: partial(LabSchedule, pieces=pieces) for name, pieces in (("none", NONE), ("both", BOTH))}
@@ -726,7 +728,7 @@ plots.timeline(
 #
 # ### Break it: the same lines in a different order
 #
-# The next cell exchanges the last two steps of 7.4: it reduces first and gathers afterwards.
+# The next cell swaps the last two steps of 7.4: it reduces first and gathers afterwards.
 
 
 # %%
@@ -748,15 +750,15 @@ in_milliseconds({"POST behind the reduction": on_paper(partial(LabSchedule, piec
 #
 # Even without prefetch, a host that runs ahead reaches the next unit long before the device does, and issues the unit's
 # gather at that point. In the forward pass, this is early enough. In the backward pass, the reduction of the previous
-# unit delays the gather: it is issued first, it cannot start before that unit's gradients have been computed, and a
-# communicator's collectives run in issue order on one stream (FSDP paper, 3.3.2). So the gather waits for the
-# reduction, the reduction waits for the computation, and the next unit's computation waits for the gather. Backward
-# prefetch changes this *issue order*.
+# unit delays the gather: the reduction is issued first and cannot start before that unit's gradients have been
+# computed, and a communicator's collectives run in issue order on one stream (FSDP paper, 3.3.2). So the gather waits
+# for the reduction, the reduction waits for the computation, and the next unit's computation waits for the gather.
+# Backward prefetch changes this *issue order*.
 #
-# The paper's text reports a gain of about 18 % for GPT-175B (section 5). Its figure 6(b) shows 142.4 TFLOPS per GPU
-# without prefetch and 173.5 TFLOPS with prefetch, on 128 GPUs. This is 21.8 % more with prefetch, or 18 % less without
-# it. This lab has no such machine. Instead, it records the program that rank 0 would run for a model of that width on
-# so many ranks, and replays it in virtual time with the numbers from a data sheet.
+# The paper's text reports a gain of about 18 % for GPT-175B (section 5). Figure 6(b) shows 142.4 TFLOPS per GPU without
+# prefetch and 173.5 TFLOPS with prefetch, on 128 GPUs. This is 21.8 % more with prefetch, or 18 % less without it. We
+# do not have such a machine. Instead, this lab records the program that rank 0 of 128 would run for a model of that
+# width, and replays it in virtual time with the numbers from a data sheet.
 
 # %% tags=["C15"]
 shape = SHAPES["GPT-175B-like"]
@@ -813,19 +815,19 @@ plots.timeline(
 )
 
 # %% [markdown]
-# The time printed for the whole model includes the unrecorded layers, which are assumed to behave like layer 2. The
-# simulation omits three effects: NCCL's kernels take multiprocessors and memory bandwidth away from the compute
+# The time printed for the full model includes the layers that were not recorded, which are assumed to behave like layer
+# 2. The simulation omits three effects: NCCL's kernels take multiprocessors and memory bandwidth away from the compute
 # kernels, a shared network does not deliver its nominal bandwidth to every user, and ranks wait for the slowest rank.
 # Kernels are assumed to reach 60 % of peak performance. The gain depends on how long a layer's two collectives take
 # relative to its computation, and therefore on the assumed bandwidth. So the simulation shows that there is a gain, and
-# why; the size of the gain depends on the hardware.
+# explains it; the size of the gain depends on the hardware.
 #
 # ### Does prefetch help in the forward pass?
 #
 # torch has an option `forward_prefetch`, which is off by default; its documentation calls it "only useful for CPU-bound
 # workloads". The next cell models three blocks of width 1024 on 2 ranks, each an A100 with a link of 100 GB/s. In one
 # case, the host runs ahead. In the other case, the host waits in every block for a value from the device, as it does
-# when `.item()` reads a loss for logging or a routing decision. The host is slower in each successive column; `launch`
+# when `.item()` reads a loss for logging or a routing decision. From column to column, the host gets slower; `launch`
 # is its time per kernel launch.
 
 
@@ -893,11 +895,11 @@ plots.lines(
 
 # %% [markdown]
 # A host that runs ahead issues the gather of a block while the previous block is being computed, with or without
-# forward prefetch; in the forward pass, there is no reduction to delay the gather. If the host is blocked in every
-# block, as it is on a CPU, prefetching saves the part of each gather that compute can hide: with these blocks, 0.83 ms
-# of the 0.91 ms for three gathers. A host that is about as slow as its device (here at 32 us per kernel) is hardly
-# ahead and issues gathers slightly late, so prefetch saves about a tenth. With an even slower host, the device waits
-# for kernels, and every gather has enough time.
+# forward prefetch; in the forward pass, there is no reduction to delay the gather. If the host has to wait in every
+# block, as it does on a CPU, prefetching saves the part of each gather that compute can hide. With these blocks, this
+# is 0.83 ms of the 0.91 ms for three gathers. A host that is about as slow as its device (here, at 32 us per kernel) is
+# hardly ahead and issues gathers slightly late, so prefetch saves about a tenth. With an even slower host, the device
+# waits for kernels, and every gather has enough time.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -914,7 +916,7 @@ ranks shared a GPU, as the first line of the record would say, compare only the 
 # %% [markdown]
 # ## What happens if the ranks disagree
 #
-# A collective has no name. The third all-gather of one rank is matched with the third all-gather of the others,
+# Collectives have no names. The third all-gather of one rank is matched with the third all-gather of the others,
 # whatever its purpose. So all ranks must gather in the same order, and prefetching changes that order. Consider a model
 # in which each rank chooses its own order of blocks, because of a data-dependent branch, a random order with different
 # seeds, or iteration over a set. All blocks have the same size.
@@ -1002,16 +1004,16 @@ for rank, (said, right, losses) in enumerate(disorder):
 assert all(abs(found - should) > 1e-3 for _, _, losses in disorder for found, should in losses)
 
 # %% [markdown]
-# There is no error and no warning, and the losses look like those of normal training. But on each rank, the gathered
+# There is no error or warning, and the losses look like those of normal training. But on each rank, the gathered
 # parameters of blocks 0 and 1 consist of halves of two different blocks. Without a reference run, the mistake goes
 # unnoticed.
 #
 # If the blocks differ in size, gloo aborts one process immediately ("Received data size doesn't match expected size"),
 # and the other loses its connection; NCCL itself checks nothing. If one rank skips a block (a randomly dropped layer),
-# it issues one collective fewer than the other rank, and sooner or later the ranks wait for each other forever. With
-# gloo, the hosts wait in `wait()`. With NCCL, the streams wait, and each host continues until it needs a value, here
-# the loss. The next cell runs one step with the same order on both ranks and one step in which one rank skips a block,
-# each with a time limit of 5 seconds.
+# it issues one collective fewer than the other rank, and sooner or later, the ranks wait for each other forever. With
+# gloo, the hosts wait in `wait()`. With NCCL, the streams wait, and each host continues until it needs a value, such as
+# the loss here. The next cell runs one step with the same order on both ranks and one step in which one rank skips a
+# block, each with a time limit of 5 seconds.
 
 # %% tags=["nbval-ignore-output"]
 for what, ways in (("same order", [WAYS[0]] * 2), ("one left out", [WAYS[0], [0, 1, 2, 4]])):
@@ -1078,16 +1080,16 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
         print_wrapped(f"rank {rank}, {what}: {said}, after {steps} steps")
 
 # %% [markdown]
-# In the first iteration, both the silent case and the hang become an error at the first unit that differs. In later
-# iterations, nothing is compared: if the orders differ in step 2, the ranks train with wrong values, and if a rank
-# skips a block, the job hangs. Comparing in every step costs a small collective per unit and blocks the host, so it is
-# useful only for debugging.
+# In the first iteration, both the silent case and the hang become an error at the first unit that differs. Later
+# iterations are not compared: if the orders differ in step 2, the ranks train with wrong values, and if a rank skips a
+# block, the job hangs. Comparing in every step costs a small collective per unit and blocks the host, so it is useful
+# only for debugging.
 #
 # ## What is still missing
 #
-# Nothing here limits prefetching. With depth None, the entire model is gathered. A host that runs ahead causes the same
-# problem even without prefetch: it issues one gather after another, long before the device has released the memory of
-# earlier units. This cannot happen on a CPU; on a GPU, it causes out-of-memory errors, or makes steps many times
+# So far, prefetching is unlimited. With depth None, the entire model is gathered. A host that runs ahead causes the
+# same problem even without prefetch: it issues one gather after another, long before the device has released the memory
+# of earlier units. This cannot happen on a CPU; on a GPU, it causes out-of-memory errors or makes steps many times
 # slower. The next lab limits how far the host runs ahead (`minifsdp/fsdp/schedules/rate_limit.py`).
 #
 # ## What to remember
@@ -1101,8 +1103,8 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #    it needs no extra memory. Prefetching more than one unit ahead is rarely worthwhile.
 # 4. A host that is well ahead needs no prefetch in the forward pass, but does need it in the backward pass, because the
 #    reduction is in the same queue.
-# 5. Collectives have no names: unless the order is the same on all ranks, you get wrong values without an error, or a
-#    hang.
+# 5. Collectives have no names: unless the order is the same on all ranks, you get either wrong values without an error,
+#    or a hang.
 #
 # ## Questions
 #
@@ -1117,12 +1119,12 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 # prefetch works well.
 # </details>
 #
-# **2. Why does the backward record list the units in the order in which their forwards *end*?**
+# **2. Why does the backward record list the units in the order in which their forward passes *end*?**
 #
 # <details><summary>Answer</summary>
 #
-# Units may be nested: the root's forward begins first and ends last, and its backward begins first. For a chain of
-# blocks, the two orders are the same.
+# Units may be nested: the root's forward pass begins first and ends last, and its backward pass begins first. For a
+# chain of blocks, the two orders are the same.
 # </details>
 #
 # **3. With PRE and depth 1, how many units are unsharded while the gradients of the last block are being computed, and
@@ -1138,9 +1140,9 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #
 # <details><summary>Answer</summary>
 #
-# If the host runs ahead, it is not needed: prefetch is needed only because of the single queue, and with two queues,
-# the gather is not queued behind the reduction. The two queues still share the link, though, and each communicator
-# needs its own buffers and multiprocessors. On a CPU, where the host itself computes, prefetch is still needed.
+# If the host runs ahead, prefetch is not needed: its only reason is the single queue, and with two queues, the gather
+# is not queued behind the reduction. The two queues still share the link, though, and each communicator needs its own
+# buffers and multiprocessors. On a CPU, where the host itself computes, prefetch is still needed.
 # </details>
 #
 # **5. Gradients are accumulated under `no_sync`. Is backward prefetch still useful?**

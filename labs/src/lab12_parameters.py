@@ -10,11 +10,11 @@
 # %% [markdown]
 # # Lab 12: per-parameter FSDP
 #
-# A flat parameter is easy to communicate: it is a single buffer with equal shards, and needs no copies. But it hides
-# the original parameters. An optimizer sees one long vector per unit. A frozen weight gets a gradient because another
+# A flat parameter is easy to communicate: it is a single buffer with equal shards and needs no copies. But it hides the
+# original parameters. An optimizer sees one long vector per unit. A frozen weight gets a gradient because another
 # weight in the unit is trained. Checkpointing needs code that knows the offsets. FSDP2 (`fully_shard` in torch) keeps
 # each parameter under its own name in its own module, and shards it individually. A unit is still gathered with a
-# single all-gather, so the shards have to be *copied* into one buffer and out of it.
+# single all-gather, so the shards have to be *copied* into a buffer, and the parameters out of it.
 #
 # ![One step of a unit whose parameters stay separate: shards, a buffer in rank order, unsharded parameters, packed
 # gradients, and shards again](../slides/figures/scale-life.svg)
@@ -178,7 +178,7 @@ for shape, ranks, dim in (([5, 3], 2, 0), ([4], 3, 0), ([4, 6], 2, 1)):
 #
 # *5 minutes, easy*
 #
-# A single all-gather serves the whole unit. Its buffer [N · S] has a row of S elements for each rank, and each row has
+# A single all-gather serves the entire unit. Its buffer [N · S] has a row of S elements for each rank, and each row has
 # a column for each parameter. On every rank, a column is as wide as the first rank's shard; a shorter shard leaves the
 # end of its column unused. The last column, the *gap*, belongs to no parameter (12.6).
 #
@@ -267,10 +267,10 @@ print("copied out: w", whole[0].int().tolist(), "b", whole[1].int().tolist())
 # the unused elements must be zero: a sum reads every element, and a communication hook or a check for infinities reads
 # the result.
 #
-# A frozen parameter gets no column. With flat parameters this is not possible, because the gradient of a flat parameter
-# is as long as the entire unit.
+# A frozen parameter gets no column. With flat parameters, this is not possible, because the gradient of a flat
+# parameter is as long as the entire unit.
 #
-# Predict: suppose that only the biases of this GPT are trained. A block has 134 thousand elements, of which about 1,200
+# Predict: suppose that only the biases of this GPT are trained. A block has 134 thousand elements; about 1,200 of them
 # are in its six biases. How many times as many gradient bytes do flat units reduce as your units?
 
 # %%
@@ -395,9 +395,9 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 # ### Measured: the same losses
 #
 # The next cell trains with three kinds of units on 2 and on 3 ranks (flat units, your units and the package's), and in
-# one process with the full batch. A sum of two numbers does not depend on their order, so on 2 ranks, the losses of all
-# three are equal bit for bit. On 3 ranks, the order depends on the backend: gloo adds in rank order here, and the
-# losses are equal again; with NCCL, the order depends on the position of an element in the buffer.
+# one process with the full batch. The sum of two numbers does not depend on their order, so on 2 ranks, the losses of
+# all three are bitwise equal. On 3 ranks, the order depends on the backend: gloo adds in rank order here, so the losses
+# are equal again; with NCCL, the order depends on the position of an element in the buffer.
 
 
 # %%
@@ -578,10 +578,10 @@ assert lines_of["reduce-scatters"] == [len(rows)] * 3
 assert lines_of["bytes sent"][1:] == [sent] * 2
 
 # %% [markdown]
-# Per-parameter sharding costs copies, and a second buffer in each gather. Flat units copy each gradient once, into the
-# flat gradient; per-parameter units also copy parameters into and out of each gather. The number of *kernels* is a
-# smaller problem: the package's three multi-tensor operators replace hundreds of calls to `copy_` (compare the last two
-# columns). The collectives are the same, and the bytes sent differ only by padding.
+# The cost of per-parameter sharding is the copies, and a second buffer in each gather. Flat units copy each gradient
+# once, into the flat gradient; per-parameter units also copy parameters into and out of each gather. The number of
+# *kernels* is a smaller problem: the package's three multi-tensor operators replace hundreds of calls to `copy_`
+# (compare the last two columns). The collectives are the same, and the bytes sent differ only by padding.
 #
 # Here, per-parameter sharding does not increase peak memory. A flat gradient is as large as its unit as soon as the
 # first parameter has a gradient, and the root's flat gradient is held from the start of the backward pass to its end.
@@ -669,7 +669,7 @@ for name in list(host)[1:]:
 
 # %% [markdown]
 # More parameters mean more Python work: a unit has as many leaf tensors, hooks and shards as parameters. The host
-# spends this time while it queues work. It matters only if the device computes a unit in less time.
+# spends this time while it queues work, so the time matters only if the device computes a unit faster.
 #
 # ### Measured: frozen parameters without gradient memory
 #
@@ -728,9 +728,9 @@ assert ratio > 100
 #
 # On a GPU, the buffer is allocated on the gather stream, and its last reader is the copy out on the *compute* stream.
 # The caching allocator gives a freed block immediately to the next request on the stream that allocated it. The
-# solution in lab 08 is `record_stream`: the allocator holds the block back until an event recorded after the reader has
-# completed, and it queries the event only when memory is requested. If the host runs ahead, the memory is still in use
-# at that time, so a limiter is needed.
+# solution in lab 08 is `record_stream`: the allocator holds the block back until an event recorded behind the reader is
+# complete, and it polls this event only when memory is requested. If the host runs ahead, the memory is still in use at
+# that time, so a limiter is needed.
 #
 # FSDP2 needs neither `record_stream` nor a limiter. It *keeps a reference* to the buffer. Before the stream that owns
 # the buffer allocates the next one, the host queues a wait on that stream for an event recorded after the last reader;
@@ -869,9 +869,9 @@ plots.timeline(
 )
 
 # %% [markdown]
-# With `record_stream`, up to 18.7 MiB are held back: the first figure shows them as freed, waiting for an event. Only
-# the *host* could delay these gathers, as it does with the limiter of lab 08. With your functions, the streams delay
-# the gathers (first row of the second figure), and the host queues the entire step without stopping.
+# With `record_stream`, up to 18.7 MiB are held back: the first figure shows them as freed but waiting for an event.
+# Only the *host* could delay these gathers, as it does with the limiter of lab 08. With your functions, the streams
+# delay the gathers (first row of the second figure), and the host queues the entire step without stopping.
 #
 # The third way, freeing without a wait, needs no more memory and no more time, but it is wrong: a packing kernel gets
 # memory that a transfer may still be using. On a GPU, no error would be raised, but a loss would occasionally be wrong.
@@ -983,10 +983,10 @@ plots.lines(
 )
 
 # %% [markdown]
-# Whether the gap has a benefit depends on the sizes. On 8 or 16 ranks, the blocks of this model have aligned shards
-# anyway; only the root's shards are not aligned, because the vocabulary size is odd. On 7, 64 or 256 ranks, hardly any
-# unit has aligned shards, whether flat or per-parameter. (On 64 ranks, a LayerNorm's 768 elements leave 12 for each
-# rank, which is 24 bytes.) The cost is at most 15 bytes per rank and unit.
+# Whether the gap helps depends on the sizes. On 8 or 16 ranks, the blocks of this model have aligned shards anyway;
+# only the root's shards are not aligned, because the vocabulary size is odd. On 7, 64 or 256 ranks, hardly any unit has
+# aligned shards, whether flat or per-parameter. (On 64 ranks, a LayerNorm's 768 elements leave 12 for each rank, which
+# is 24 bytes.) The cost is at most 15 bytes per rank and unit.
 #
 # ### Measured: names and checkpoints unchanged
 #
@@ -1041,8 +1041,8 @@ assert saved["keys"] == keys
 assert all(equal)
 
 # %% [markdown]
-# None of this needs code in FSDP. A DTensor knows its global shape and its placements, and a checkpoint needs nothing
-# else. In lab 10b, by contrast, you wrote this code yourself.
+# FSDP needs no code for any of this. A DTensor knows its global shape and its placements, and a checkpoint needs
+# nothing else. In lab 10b, by contrast, you wrote this code yourself.
 #
 # ## What is still missing
 #
@@ -1056,7 +1056,7 @@ assert all(equal)
 #
 # ## What to remember
 #
-# 1. Each parameter is split along dimension 0 as by `torch.chunk`. The last ranks may hold less, or nothing.
+# 1. Each parameter is split along dimension 0, as `torch.chunk` does. The last ranks may hold less, or nothing.
 # 2. Collectives need rank order, and computation needs parameter order. So per-parameter sharding costs a copy in, a
 #    copy out, and a second buffer during the gather.
 # 3. There is still one collective per gather or reduction of a unit. Gradients are packed once all of them are
