@@ -122,9 +122,9 @@ def on_paper(schedule: Any, settings: Settings = TIMED) -> Program:
 
 # %% [markdown]
 # To show the lost time without the noise of a busy machine, we record this program (its kernels, collectives and waits,
-# in order) and replay it in virtual time on a simulated machine: a laptop that computes on its CPU at 20 GFLOP/s, with
-# a link of 2 ms latency and 50 MB/s. The times are modelled, not measured; a measurement follows below, next to the
-# model's prediction.
+# in order) and replay it in virtual time on a simulated laptop, which computes on its CPU at 20 GFLOP/s and has a link
+# with a latency of 2 ms and a bandwidth of 50 MB/s. The times are modelled, not measured; a measurement follows below,
+# next to the model's prediction.
 
 # %%
 LAPTOP = Hardware(
@@ -197,7 +197,7 @@ Event = Literal["begin forward", "pre-forward", "post-forward", "pre-backward", 
 # %% [markdown]
 # | event | effect on `order` |
 # |---|---|
-# | `begin forward` | `seen` and `ahead` are emptied, whatever was left in them (a backward may have raised an error) |
+# | `begin forward` | `seen` and `ahead` are emptied, whatever was left (a backward pass may have raised an error) |
 # | `pre-forward` | a call to `unit` begins: `unit` becomes the last entry of `seen` |
 # | `post-forward` | a call to `unit` ends: `unit` becomes the last entry of `ahead`, if `backward_follows` |
 # | `pre-backward` | the backward of `unit` begins: remove its **last** entry in `ahead`, if any, and all later ones |
@@ -410,8 +410,8 @@ print_wrapped(f"none: {seen['none']['log']}")
 # `_pre_forward_unshard` of `torch/distributed/fsdp/_runtime_utils.py`. This works because the wait there blocks a
 # stream, not the host.)
 #
-# No unit is gathered ahead if there is no record yet, or once the current forward pass has deviated from the recorded
-# order: gathering the wrong unit costs a collective and memory, and gains nothing.
+# The schedule gathers nothing ahead if there is no record yet, or once the current forward pass has deviated from the
+# recorded order: gathering the wrong unit costs a collective and memory, and gains nothing.
 #
 # Predict: with depth 1, how many bytes of gathered parameters does a rank hold at most in the forward pass? The next
 # cell prints the sizes of the units.
@@ -499,7 +499,7 @@ outcome("7.3", seen["PRE, all"]["unsharded"], ranks=RANKS, slips=slips)
 
 # %% [markdown]
 # With depth None, all parameters are unsharded soon after the backward pass begins, so at that moment sharding saves no
-# memory for parameters. (In addition, there may be as many reductions in progress as units gathered ahead, and each
+# memory for parameters. (In addition, as many reductions may be in progress as units are gathered ahead, and each
 # reduction holds its unit's unsharded gradient.)
 #
 # ## 7.4 Prefetch in the backward pass: POST
@@ -681,9 +681,9 @@ plots.versus(
 )
 
 # %% [markdown]
-# (These are medians of a few steps. Other load on the machine shifts them, and it shifts the model's predictions even
-# more, because the model's kernels come from a single recorded step. `minifsdp/course/machine/versus.py` lists the
-# other simplifications of the model.)
+# (These are medians of a few steps. Other load on the machine changes the measured times, and changes the model's
+# predictions even more, because the model's kernels come from a single recorded step.
+# `minifsdp/course/machine/versus.py` lists the other simplifications of the model.)
 #
 # The next cell repeats the comparison without noise, on the simulated laptop and on a similar machine whose host runs
 # ahead of a device of the same speed.
@@ -719,10 +719,10 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Prefetching one unit ahead closes the gap. A greater depth helps if units differ in size and one unit's computation is
-# too short to hide a large gather; 7.3 shows its cost. torch uses a depth of 1. With a host that runs ahead, POST is as
-# fast as PRE, because the host issues POST's gather long before the device reaches that point. (But by then, the freed
-# unit's memory is not yet available on the device; lab 08 explains why.)
+# Prefetching one unit ahead closes the gap. A greater depth helps if units differ in size and one unit's
+# computation is too short to hide a large gather. Exercise 7.3 shows its cost. torch uses a depth of 1. With a host
+# that runs ahead, POST is as fast as PRE, because the host issues POST's gather long before the device reaches that
+# point. (But by then, the freed unit's memory is not yet available on the device; lab 08 explains why.)
 #
 # ### Break it: the same lines in a different order
 #
@@ -748,9 +748,9 @@ in_milliseconds({"POST behind the reduction": on_paper(partial(LabSchedule, piec
 #
 # Even without prefetch, a host that runs ahead reaches the next unit long before the device does, and issues the unit's
 # gather at that point. In the forward pass, this is early enough. In the backward pass, the reduction of the previous
-# unit delays the gather: it is issued first, it cannot start before that unit's gradients have been computed, and a
-# communicator's collectives run in issue order on one stream (FSDP paper, 3.3.2). So the gather waits for the
-# reduction, the reduction waits for the computation, and the next unit's computation waits for the gather. Backward
+# unit delays the gather. The reduction is issued first, and it cannot start before that unit's gradients have been
+# computed. A communicator's collectives run in issue order on one stream (FSDP paper, 3.3.2). So the gather waits for
+# the reduction, the reduction waits for the computation, and the next unit's computation waits for the gather. Backward
 # prefetch changes this *issue order*.
 #
 # The paper's text reports a gain of about 18 % for GPT-175B (section 5). Its figure 6(b) shows 142.4 TFLOPS per GPU
@@ -813,7 +813,7 @@ plots.timeline(
 )
 
 # %% [markdown]
-# The time printed for the whole model includes the unrecorded layers, which are assumed to behave like layer 2. The
+# The time printed for the entire model includes the unrecorded layers, which are assumed to behave like layer 2. The
 # simulation omits three effects: NCCL's kernels take multiprocessors and memory bandwidth away from the compute
 # kernels, a shared network does not deliver its nominal bandwidth to every user, and ranks wait for the slowest rank.
 # Kernels are assumed to reach 60 % of peak performance. The gain depends on how long a layer's two collectives take
@@ -824,8 +824,8 @@ plots.timeline(
 #
 # torch has an option `forward_prefetch`, which is off by default; its documentation calls it "only useful for CPU-bound
 # workloads". The next cell models three blocks of width 1024 on 2 ranks, each an A100 with a link of 100 GB/s. In one
-# case, the host runs ahead. In the other case, the host waits in every block for a value from the device, as it does
-# when `.item()` reads a loss for logging or a routing decision. The host is slower in each successive column; `launch`
+# case, the host runs ahead. In the other case, the host waits in every block for a value from the device, for example
+# when `.item()` reads a routing decision or a loss to be logged. The host is slower in each successive column; `launch`
 # is its time per kernel launch.
 
 
@@ -897,7 +897,7 @@ plots.lines(
 # block, as it is on a CPU, prefetching saves the part of each gather that compute can hide: with these blocks, 0.83 ms
 # of the 0.91 ms for three gathers. A host that is about as slow as its device (here at 32 us per kernel) is hardly
 # ahead and issues gathers slightly late, so prefetch saves about a tenth. With an even slower host, the device waits
-# for kernels, and every gather has enough time.
+# for kernels, and every gather finishes in time.
 
 # %% tags=["nbval-ignore-output"]
 show_record(
@@ -1085,9 +1085,9 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #
 # ## What is still missing
 #
-# Nothing here limits prefetching. With depth None, the entire model is gathered. A host that runs ahead causes the same
-# problem even without prefetch: it issues one gather after another, long before the device has released the memory of
-# earlier units. This cannot happen on a CPU; on a GPU, it causes out-of-memory errors, or makes steps many times
+# This lab does not limit prefetching. With depth None, the entire model is gathered. A host that runs ahead causes the
+# same problem even without prefetch: it issues one gather after another, long before the device has released the memory
+# of earlier units. This cannot happen on a CPU; on a GPU, it causes out-of-memory errors, or makes steps many times
 # slower. The next lab limits how far the host runs ahead (`minifsdp/fsdp/schedules/rate_limit.py`).
 #
 # ## What to remember
@@ -1095,14 +1095,13 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 # 1. A schedule decides the order in which collectives are issued. A link executes one collective at a time, so every
 #    collective queued before a gather delays the computation that waits for the gather.
 # 2. The forward order is recorded once and assumed to be static; the backward order is recorded anew in every forward
-#    pass. No unit is gathered speculatively.
-# 3. PRE issues the unit's own gather, then the next unit's, and then computes, at the cost of one more unsharded unit.
-#    POST frees the unit, gathers the next one and then reduces; with depth 1 on a CPU, where the host itself computes,
-#    it needs no extra memory. Prefetching more than one unit ahead is rarely worthwhile.
+#    pass. A schedule never gathers a unit speculatively.
+# 3. PRE issues the unit's own gather and the next unit's gather, and then computes. Its cost is one more unsharded
+#    unit. POST frees the unit, gathers the next one and then reduces; with depth 1 on a CPU, where the host itself
+#    computes, it needs no extra memory. Prefetching more than one unit ahead is rarely worthwhile.
 # 4. A host that is well ahead needs no prefetch in the forward pass, but does need it in the backward pass, because the
 #    reduction is in the same queue.
-# 5. Collectives have no names: unless the order is the same on all ranks, you get wrong values without an error, or a
-#    hang.
+# 5. Collectives have no names. If the order differs between ranks, the result is silently wrong values or a hang.
 #
 # ## Questions
 #
@@ -1111,9 +1110,9 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #
 # <details><summary>Answer</summary>
 #
-# All ranks agree, so the values are correct. The forward record comes from the first iteration: from the first missing
-# or additional layer on, nothing more is prefetched in that forward pass. (In torch, which looks up its record by unit,
-# a dropped layer is gathered unnecessarily.) The backward record comes from the current forward pass, so backward
+# All ranks agree, so the values are correct. The forward record comes from the first iteration: after the first missing
+# or additional layer, a forward pass prefetches nothing more. (In torch, which looks up its record by unit, a
+# dropped layer is gathered unnecessarily.) The backward record comes from the current forward pass, so backward
 # prefetch works well.
 # </details>
 #
@@ -1138,19 +1137,20 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #
 # <details><summary>Answer</summary>
 #
-# If the host runs ahead, it is not needed: prefetch is needed only because of the single queue, and with two queues,
-# the gather is not queued behind the reduction. The two queues still share the link, though, and each communicator
-# needs its own buffers and multiprocessors. On a CPU, where the host itself computes, prefetch is still needed.
+# If the host runs ahead, prefetch is no longer needed: its only purpose is to avoid waiting in the single queue, and
+# with two queues, the gather is not queued behind the reduction. The two queues still share the link, though, and each
+# communicator needs its own buffers and multiprocessors. On a CPU, where the host itself computes, prefetch is still
+# needed.
 # </details>
 #
 # **5. Gradients are accumulated under `no_sync`. Is backward prefetch still useful?**
 #
 # <details><summary>Answer</summary>
 #
-# No reduction delays the gathers, so a host that runs ahead needs no prefetch in the backward pass, just as it needs
-# none in the forward pass. On a CPU, prefetch is still useful: under FULL_SHARD, the backward pass of every micro-batch
-# gathers the parameters again. Under SHARD_GRAD_OP, the parameters stay unsharded after the forward pass, and the
-# backward pass gathers nothing at all.
+# Under `no_sync`, there is no reduction to delay the gathers, so a host that runs ahead needs no prefetch in the
+# backward pass, just as it needs none in the forward pass. On a CPU, prefetch is still useful: under FULL_SHARD, the
+# backward pass of every micro-batch gathers the parameters again. Under SHARD_GRAD_OP, the parameters stay unsharded
+# after the forward pass, and the backward pass gathers nothing at all.
 # </details>
 #
 # ## Further reading
