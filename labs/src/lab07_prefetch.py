@@ -683,9 +683,9 @@ plots.versus(
 )
 
 # %% [markdown]
-# (These are medians of a few steps. Other load on the machine shifts them, and it shifts the model's predictions even
-# more, because the model's kernels come from a single recorded step. `minifsdp/course/machine/versus.py` lists the
-# other simplifications of the model.)
+# (These are medians of a few steps. Other load on the machine changes the measured times, and changes the model's
+# predictions even more, because the model's kernels come from a single recorded step.
+# `minifsdp/course/machine/versus.py` lists the other simplifications of the model.)
 #
 # The next cell repeats the comparison without noise, on the simulated laptop and on a similar machine whose host runs
 # ahead of a device of the same speed.
@@ -721,10 +721,10 @@ plots.timeline(
 )
 
 # %% [markdown]
-# Prefetching one unit ahead closes the gap. A greater depth helps if units differ in size and one unit's computation is
-# too short to hide a large gather; 7.3 shows its cost. torch uses a depth of 1. With a host that runs ahead, POST is as
-# fast as PRE, because the host issues POST's gather long before the device reaches that point. (But by then, the freed
-# unit's memory is not yet available on the device; lab 08 explains why.)
+# Prefetching one unit ahead closes the gap. A greater depth helps if units differ in size and one unit's
+# computation is too short to hide a large gather. Exercise 7.3 shows its cost. torch uses a depth of 1. With a host
+# that runs ahead, POST is as fast as PRE, because the host issues POST's gather long before the device reaches that
+# point. (But by then, the freed unit's memory is not yet available on the device; lab 08 explains why.)
 #
 # ### Break it: the same lines in a different order
 #
@@ -1097,10 +1097,10 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 # 1. A schedule decides the order in which collectives are issued. A link executes one collective at a time, so every
 #    collective queued before a gather delays the computation that waits for the gather.
 # 2. The forward order is recorded once and assumed to be static; the backward order is recorded anew in every forward
-#    pass. No unit is gathered speculatively.
-# 3. PRE issues the unit's own gather, then the next unit's, and then computes, at the cost of one more unsharded unit.
-#    POST frees the unit, gathers the next one and then reduces; with depth 1 on a CPU, where the host itself computes,
-#    it needs no extra memory. Prefetching more than one unit ahead is rarely worthwhile.
+#    pass. A schedule never gathers a unit speculatively.
+# 3. PRE issues the unit's own gather and the next unit's gather, and then computes. Its cost is one more unsharded
+#    unit. POST frees the unit, gathers the next one and then reduces; with depth 1 on a CPU, where the host itself
+#    computes, it needs no extra memory. Prefetching more than one unit ahead is rarely worthwhile.
 # 4. A host that is well ahead needs no prefetch in the forward pass, but does need it in the backward pass, because the
 #    reduction is in the same queue.
 # 5. Collectives have no names: unless the order is the same on all ranks, you get either wrong values without an error,
@@ -1113,9 +1113,9 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #
 # <details><summary>Answer</summary>
 #
-# All ranks agree, so the values are correct. The forward record comes from the first iteration: from the first missing
-# or additional layer on, nothing more is prefetched in that forward pass. (In torch, which looks up its record by unit,
-# a dropped layer is gathered unnecessarily.) The backward record comes from the current forward pass, so backward
+# All ranks agree, so the values are correct. The forward record comes from the first iteration: after the first missing
+# or additional layer, a forward pass prefetches nothing more. (In torch, which looks up its record by unit, a
+# dropped layer is gathered unnecessarily.) The backward record comes from the current forward pass, so backward
 # prefetch works well.
 # </details>
 #
@@ -1149,10 +1149,10 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #
 # <details><summary>Answer</summary>
 #
-# No reduction delays the gathers, so a host that runs ahead needs no prefetch in the backward pass, just as it needs
-# none in the forward pass. On a CPU, prefetch is still useful: under FULL_SHARD, the backward pass of every micro-batch
-# gathers the parameters again. Under SHARD_GRAD_OP, the parameters stay unsharded after the forward pass, and the
-# backward pass gathers nothing at all.
+# Under `no_sync`, there is no reduction to delay the gathers, so a host that runs ahead needs no prefetch in the
+# backward pass, just as it needs none in the forward pass. On a CPU, prefetch is still useful: under FULL_SHARD, the
+# backward pass of every micro-batch gathers the parameters again. Under SHARD_GRAD_OP, the parameters stay unsharded
+# after the forward pass, and the backward pass gathers nothing at all.
 # </details>
 #
 # ## Further reading

@@ -21,7 +21,7 @@
 # **After this lab, you will be able to**
 #
 # - name the dtype of each stage of a step in mixed precision, and say which stages need fp32;
-# - predict how much bf16 saves in memory and traffic, and what it does not save;
+# - predict how much memory and traffic bf16 saves, and what it does not save;
 # - scale the loss in fp16 so that all ranks agree although each rank holds only shards, and say why bf16 needs no
 #   scaling;
 # - choose between accumulating sharded and unsharded gradients by comparing bytes and collectives;
@@ -60,8 +60,8 @@ from minifsdp.course.workshop import exercise, outcome, predict
 # | bf16 | 2 | 8 bits | 7 bits | 3.4e38 | 9.2e-41 |
 # | fp16 | 2 | 5 bits | 10 bits | 65,504 | 6.0e-8 |
 #
-# Just below 1, adjacent bf16 numbers differ by 1/256. An optimizer subtracts 0.001 from a parameter with value 1.0, 500
-# times. Predict the result.
+# Just below 1, adjacent bf16 numbers differ by 1/256. An optimizer subtracts 0.001 from a parameter 500 times, starting
+# at 1.0. Predict the result.
 
 # %%
 predict("9.0", ..., "a bf16 parameter of 1.0 after 500 updates of -0.001")
@@ -102,10 +102,10 @@ outcome("9.0", low.item(), how="computed", slips={"that is exact arithmetic, and
 print(f"fp32: {high.item():.4f}; bf16: {low.item():.4f}, because 1.0 - 0.001 rounds back to 1.0")
 
 # %% [markdown]
-# What happens in a model? Adam's first step moves *every* element by about the learning rate, in either direction. The
-# next cell counts the elements of this lab's model that such a step leaves unchanged if they are kept in bf16.
-# (Elements with initial value 0 can take a step of any size; those with initial value 1, the weights of the norms, lose
-# almost every step.)
+# What happens in a model? Adam's first step moves *every* element up or down by about the learning rate. The next cell
+# counts the elements of this lab's model that such a step leaves unchanged if they are kept in bf16. (Elements with
+# initial value 0 can take a step of any size; those with initial value 1, the weights of the norms, lose almost every
+# step.)
 
 # %%
 RANKS = 2
@@ -128,9 +128,9 @@ for rate in (1e-2, 1e-3, 1e-4, 1e-5):
 #     shard (fp32) --cast--> full (param_dtype) --compute--> gradient (param_dtype)
 #     shard.grad (fp32) <--cast-- mean (reduce_dtype) <--reduce-scatter-- gradient (reduce_dtype)
 #
-# FSDP has an advantage here (FSDP paper, section 4.4): the master weights are sharded. Mixed precision on a single
-# device holds 4 + 2 bytes per element at all times; FSDP holds 4/N, plus 2 for each element of the units that are
-# currently unsharded.
+# FSDP has an advantage here (FSDP paper, section 4.4): the master weights are sharded. On a single device, mixed
+# precision holds 4 + 2 bytes per element at all times. FSDP holds 4 / N bytes per element, plus 2 bytes for each
+# element of the units that are currently unsharded.
 #
 # Predict: with FULL_SHARD, bf16 parameters and bf16 reductions (and shards still in fp32), what fraction of the fp32
 # bytes does each of 2 ranks send in a step?
@@ -143,11 +143,11 @@ predict("9.1", ..., "bytes sent in a step of FULL_SHARD in bf16, as a fraction o
 #
 # *8 minutes, medium*
 #
-# A collective does not cast: it moves bytes. So this rank's shard has to be cast before it is sent. torch allocates a
-# buffer for the cast shard, `_mp_shard` (`torch/distributed/fsdp/_flat_param.py`), with P / N elements, for the
-# duration of a gather. But this memory exists already: one slice of `full`, the output of the gather, belongs to this
-# rank. The cast shard can be written there, and the all-gather then works *in place*. The gather is non-blocking: the
-# caller waits for the returned handle before it computes.
+# A collective moves bytes and does not cast them, so this rank's shard has to be cast before it is sent. For the
+# duration of a gather, torch allocates a buffer of P / N elements for the cast shard, `_mp_shard`
+# (`torch/distributed/fsdp/_flat_param.py`). But this memory exists already: one slice of `full`, the output of the
+# gather, belongs to this rank. The cast shard can be written there, and the all-gather then works *in place*. The
+# gather is non-blocking: the caller waits for the returned handle before it computes.
 
 
 # %% tags=["exercise-9.1"]
@@ -199,8 +199,8 @@ def deliver(shard: nn.Parameter, mean: Tensor) -> None:
 #
 # *5 minutes, easy*
 #
-# The mean over N ranks is a sum and a division. The range of fp32 and bf16 is wide enough for either order. The range
-# of fp16 is not: N gradients above 65,504 / N overflow if they are summed first, and values below 3e-8 * N become 0 if
+# The mean over N ranks is a sum and a division. The range of fp32 and bf16 is wide enough for either order, but that of
+# fp16 is not. N gradients above 65,504 / N overflow if they are summed first, and values below 3e-8 * N become 0 if
 # they are divided first. So the division is split: divide by about √N before the sum, and by the remaining factor after
 # it. Division by a power of two changes only the exponent, and is exact above 6e-5; below that, fp16 loses bits.
 # (torch's FSDP1 splits the division in every dtype, and only by powers of two that divide N: see
@@ -474,11 +474,11 @@ plots.stages(
 )
 
 # %% [markdown]
-# So bf16 halves unsharded parameters, unsharded gradients and the bytes sent, and almost halves the activations (logits
-# and loss are in fp32). It saves nothing between steps. In this small model, the optimizer state dominates. Reducing in
-# fp32 doubles the memory of the unsharded gradients and the bytes sent to reduce them, but the sum across the ranks is
-# no longer rounded to the 7 mantissa bits of bf16. On 2 ranks, there is only one rounding; on 512 ranks, there are
-# many.
+# So bf16 halves the size of unsharded parameters and gradients, and the bytes sent, and almost halves the size of the
+# activations (logits and loss are in fp32). It saves nothing between steps. In this small model, the optimizer state
+# dominates. Reducing in fp32 doubles the memory of the unsharded gradients and the bytes sent to reduce them, but the
+# sum across the ranks is no longer rounded to the 7 mantissa bits of bf16. On 2 ranks, there is only one rounding; on
+# 512 ranks, there are many.
 #
 # ## 9.4 fp16: all ranks step, or no rank does
 #
@@ -486,10 +486,10 @@ plots.stages(
 #
 # fp16 has more mantissa bits than bf16, but a narrow range. Gradients are small: below 6e-5 they lose bits, and below
 # 3e-8 they vanish. *Loss scaling* multiplies the loss, and thereby all gradients, by a large number S, and divides the
-# gradients by S again in fp32, before the optimizer step. S is found by trial: start high; if any gradient is infinite
-# or NaN, skip the step and halve S. (After 2,000 good steps, torch doubles S again, which this lab omits. Neither torch
-# nor this lab sets a lower limit. With a NaN in the data, S would be halved forever; the run should stop instead.)
-# Gradient clipping belongs between unscaling and the step, and needs the norm over all shards
+# gradients by S again in fp32, before the optimizer step. S is found by trial and error: start high, and if any
+# gradient is infinite or NaN, skip the step and halve S. (After 2,000 good steps, torch doubles S again, which this lab
+# omits. Neither torch nor this lab sets a lower limit. With a NaN in the data, S would be halved forever; the run
+# should stop instead.) Gradient clipping belongs between unscaling and the step, and needs the norm over all shards
 # (`model.clip_grad_norm_`).
 #
 # With *sharding*, a rank sees only the gradients of its own shards, so an overflow in one shard is visible on only one
@@ -594,10 +594,10 @@ print_wrapped(f"expected: steps {expected[1]}; your parameters equal ShardedGrad
 assert same
 
 # %% [markdown]
-# With the local check, rank 0 has updated its half of the model in a step skipped by rank 1. The scales now differ:
+# With the local check, rank 0 has updated its half of the model in a step that rank 1 skipped. The scales now differ:
 # rank 0 multiplies its loss by 1024, rank 1 by 512, and the reduce-scatter averages gradients with two different
-# scales. No error is raised, and neither rank can detect the mismatch. (torch's own `ShardedGradScaler` is not compared
-# here, because it disables itself without CUDA.)
+# scales. This raises no error, and neither rank can detect the mismatch. (torch's own `ShardedGradScaler` is not
+# compared here, because it disables itself without CUDA.)
 #
 # ### Measured: why scaling helps, and the cost of a bad guess
 #
@@ -766,10 +766,10 @@ assert close
 
 # %% [markdown]
 # The number of reductions falls from kU to U; the gathers remain, because parameters are resharded after every backward
-# pass. With FULL_SHARD, the gathers are two thirds of the traffic, and jobs that use `no_sync` run out of memory
+# pass. With FULL_SHARD, the gathers account for two thirds of the traffic. Jobs that use `no_sync` run out of memory
 # because of the additional 4Ψ bytes. (With SHARD_GRAD_OP, parameters stay unsharded inside `no_sync`. This saves the
-# gathers as well, at a cost of another 4Ψ bytes: see `kept` in `minifsdp/fsdp/engine.py`.) minifsdp accumulates
-# unsharded gradients in `reduce_dtype`; torch leaves them in autograd's `.grad`, in `param_dtype`.
+# gathers as well, but costs another 4Ψ bytes: see `kept` in `minifsdp/fsdp/engine.py`.) minifsdp accumulates unsharded
+# gradients in `reduce_dtype`; torch leaves them in autograd's `.grad`, in `param_dtype`.
 #
 # The next cell traces both kinds of accumulation on an emulated link (1 ms latency, 100 MB/s):
 
@@ -818,8 +818,8 @@ plots.timeline(
 #   *event* recorded after the copy. (torch waits once, for all work on the stream: `_post_backward_final_callback` in
 #   `_runtime_utils.py`.)
 #
-# The new gradient is added to the existing gradient. torch's FSDP overwrites the existing gradient (`_offload_grad` in
-# `torch/distributed/fsdp/_runtime_utils.py` copies into `_cpu_grad`); therefore, its documentation rules out
+# The new gradient is added to the existing one. torch's FSDP overwrites it instead (`_offload_grad` in
+# `torch/distributed/fsdp/_runtime_utils.py` copies into `_cpu_grad`), and its documentation therefore rules out
 # accumulation outside `no_sync()`.
 #
 # Predict: between steps, after `zero_grad`, how many bytes of parameters and Adam's state does a *device*
@@ -962,7 +962,7 @@ for name, stages in on_device.items():
 outcome("9.6", sum(on_device["offloaded"]["between steps"].values()), slips={"the shards alone": shard})
 
 # %% [markdown]
-# All of the model state is in host memory, 16Ψ / N bytes including the gradients. The cost is the transfer over the
+# All of the model state, 16Ψ / N bytes including the gradients, is in host memory. The cost is the transfer over the
 # bus, and an optimizer that runs at CPU speed. In every step, 4Ψ / N bytes are copied to the device twice (those of the
 # root only once), and 4Ψ / N bytes are copied back. A run on the CPU alone cannot measure these transfer times.
 #
@@ -1043,18 +1043,19 @@ assert shard.grad.item() == 1.125
 # Buffers (such as running means) have a separate dtype, `buffer_dtype`; the inputs of a module are also cast; modules
 # such as BatchNorm should stay in fp32 (`_module_classes_to_ignore`). `param_dtype` casts everything in a unit,
 # including norms, whereas `torch.autocast` keeps norms, softmax and losses in fp32. minifsdp implements all of this in
-# `fsdp/torch_api` (`mixed_precision.py`, `exempt.py`). Ignored modules and equal initial values on all ranks
-# (`sync_module_states`) are part of construction, in lab 10a.
+# `fsdp/torch_api` (`mixed_precision.py`, `exempt.py`). Lab 10a, on construction, covers ignored modules and equal
+# initial values on all ranks (`sync_module_states`).
 #
 # ## What to remember
 #
-# 1. bf16 halves the unsharded bytes and the bytes sent (with reductions in fp32, a third fewer bytes are sent). The
-#    shards, their gradients and the optimizer state stay in fp32: 16Ψ / N bytes whatever the precision.
+# 1. bf16 halves the size of the unsharded parameters and the bytes sent. (If reductions stay in fp32, it saves only a
+#    third of the bytes sent.) The shards, their gradients and the optimizer state stay in fp32: 16Ψ / N bytes whatever
+#    the precision.
 # 2. The cast needs no buffer: the shard is cast into its own slice of the gathered buffer.
 # 3. fp16 needs loss scaling, a split division, and agreement on infinities: all ranks step, or no rank does. bf16 needs
 #    none of this.
 # 4. Accumulation with communication reduce-scatters in every micro-batch and keeps sharded gradients. `no_sync` reduces
-#    once and keeps unsharded gradients, which take N times the bytes. The gathers are the same.
+#    once and keeps unsharded gradients, which take N times as many bytes. The gathers are the same.
 # 5. To offload a gradient, start the copy, record an event, wait for the event at the end of the backward pass, then
 #    add the gradient.
 #
@@ -1081,16 +1082,16 @@ assert shard.grad.item() == 1.125
 # <details><summary>Answer</summary>
 #
 # Yes, every replica reaches the same conclusion: after the all-reduce, all ranks hold the same gradients, so an
-# infinity on one rank appears in the mean on every rank. Only with sharded gradients does each rank see just a part of
-# them.
+# infinity on one rank appears in the mean on every rank. With sharded gradients, each rank sees only a part of them, so
+# the ranks have to agree.
 # </details>
 #
 # **4. With FULL_SHARD on 64 ranks, each rank has room for 2 more bytes per parameter. Is that enough for `no_sync`?**
 #
 # <details><summary>Answer</summary>
 #
-# It is not enough for unsharded fp32 gradients, which take 4Ψ bytes. With `reduce_dtype=bfloat16`, there would be just
-# enough room, but sums of micro-batches in bf16 lose small terms.
+# No: unsharded fp32 gradients take 4Ψ bytes. With `reduce_dtype=bfloat16`, there would be just enough room, but sums of
+# micro-batches in bf16 lose small terms.
 # </details>
 #
 # **5. Suppose the host does not wait for the copies of 9.6. Which unit's gradient is most likely to be read too
