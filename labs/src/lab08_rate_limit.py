@@ -1107,7 +1107,7 @@ plots.lines(
 #
 # The FSDP paper (section 5.3) compares training with and without the limiter. According to the text, the limiter makes
 # T5-11B up to five times as fast, does not affect RegNet-9B, and makes DeepViT-8B 5 % slower. Figure 6(c) of the paper
-# shows the seconds per batch:
+# shows the seconds per batch, by which T5-11B becomes 2.23 and 3.05 times as fast:
 #
 # | model | machines | without the limiter | with the limiter | effect of the limiter |
 # |---|---|---|---|---|

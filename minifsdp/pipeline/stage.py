@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from minifsdp import comm
 from minifsdp.comm import Group
-from minifsdp.pipeline.weights import Later, split_linears, splitting
+from minifsdp.pipeline.weights import Later, may_split, split_linears, splitting
 
 
 class Alive(NamedTuple):
@@ -80,7 +81,8 @@ class PipelineStage:
 
     def forward(self, micro: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The submodule's output for a micro-batch."""
-        return self.submod(*args, **kwargs)
+        with may_split() if self._splits else nullcontext():
+            return self.submod(*args, **kwargs)
 
     def keep(self, micro: int, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
         """Keep what the backward of a micro-batch begins and ends with; autograd keeps the rest."""

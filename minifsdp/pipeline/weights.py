@@ -20,6 +20,7 @@ from torch import Tensor, nn
 Later = Callable[[], None]
 
 _postponed: list[Later] | None = None  # of the backward under way, if it is split
+_may_split = False  # a forward is under way whose backward may be split
 
 
 def split_linears(module: nn.Module) -> None:
@@ -33,10 +34,24 @@ def split_linears(module: nn.Module) -> None:
 
 
 def _forward(linear: nn.Linear, input: Tensor) -> Tensor:
+    if not _may_split and _postponed is None:  # outside a step, and neither recomputed in one
+        return nn.Linear.forward(linear, input)
     leaves = linear.weight, linear.bias
+    rows: list[Tensor] = []
     anchor = torch.empty(0, requires_grad=any(map(_is_trained, leaves)))
-    y: Tensor = _Linear.apply(input, leaves, anchor)  # type: ignore[no-untyped-call]
+    y: Tensor = _Linear.apply(input, leaves, _Weights.apply(anchor, leaves, rows), rows)  # type: ignore[no-untyped-call]
     return y
+
+
+@contextmanager
+def may_split() -> Iterator[None]:
+    """The backward of a forward inside may be split."""
+    global _may_split
+    before, _may_split = _may_split, True
+    try:
+        yield
+    finally:
+        _may_split = before
 
 
 @contextmanager
@@ -51,35 +66,62 @@ def splitting() -> Iterator[list[Later]]:
 
 
 class _Linear(torch.autograd.Function):
-    """A product that autocast may have taken in a lower dtype; gradients have the dtypes of what they belong to.
+    """A matmul that autocast may have computed in a lower dtype; the gradient has the dtype of the input.
 
     To autograd the weight is no input: its hooks, such as an optimizer's, would run here without a gradient, and again
-    with it later. In its place `anchor` needs a gradient, so that backward comes here even if the input needs none.
+    with it later. In its place the output of `_Weights` needs a gradient, so that backward comes here even if the input
+    needs none, and goes on there.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, leaves: tuple[Tensor, Tensor | None], anchor: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, leaves: tuple[Tensor, Tensor | None], anchor: Tensor, rows: list[Tensor]
+    ) -> Tensor:
         y = F.linear(x, *leaves)
         ctx.save_for_backward(x.to(y.dtype), leaves[0])
-        ctx.leaves, ctx.x_dtype = leaves, x.dtype  # a checkpoint gives back a copy of a saved weight
-        return y
+        ctx.rows, ctx.x_dtype = rows, x.dtype
+        return y.data  # of a batch of matrices it is a view, which could not be changed in place
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        x_gradient = (gradient @ weight.to(gradient.dtype)).to(ctx.x_dtype) if ctx.needs_input_grad[0] else None
-        rows, x_rows = (each.data.reshape(-1, each.shape[-1]) for each in (gradient, x))  # without the graph behind x
+        ctx.rows[:] = [_as_rows(gradient), _as_rows(x)] if ctx.needs_input_grad[2] else []
+        x_gradient = (gradient @ weight.to(gradient.dtype).conj()).to(ctx.x_dtype) if ctx.needs_input_grad[0] else None
+        return x_gradient, None, None, None
+
+
+class _Weights(torch.autograd.Function):
+    """Gradients of the weight and the bias, now or later; not in a backward that only wants those of inputs.
+
+    They are computed from `rows`, which the backward of `_Linear` fills with its gradient [rows, out] and its input
+    [rows, in].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, leaves: tuple[Tensor, Tensor | None], rows: list[Tensor]) -> Tensor:
+        ctx.leaves, ctx.rows = leaves, rows  # a checkpoint gives back a copy of a saved weight
+        return anchor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Any:
+        (weight, _), (gradient, x) = ctx.leaves, ctx.rows
+        ctx.rows.clear()
         computing: tuple[Callable[[], Tensor], ...] = (
-            lambda: (rows.T @ x_rows).to(weight.dtype),
-            lambda: rows.sum(0).to(weight.dtype),
+            lambda: (gradient.T @ x.conj()).to(weight.dtype),
+            lambda: gradient.sum(0).to(weight.dtype),
         )
         later = [partial(_accumulate, p, f) for p, f in zip(ctx.leaves, computing, strict=True) if _is_trained(p)]
-        if _postponed is None:  # the stage is used outside its schedule
+        if _postponed is None:  # a backward of the user's inside a forward
             for accumulate in later:
                 accumulate()
         else:
             _postponed.extend(later)
-        return x_gradient, None, None
+        return None, None, None
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """[.., features] as [rows, features], without the graph behind it."""
+    return x.data.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def _is_trained(p: Tensor | None) -> bool:

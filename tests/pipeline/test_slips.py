@@ -144,7 +144,9 @@ def a_split_backward_of_a_stranger_layer(kind: str) -> None:
     stages, reference, (x, target) = model(), model(), rows()
     if kind == "conjugate":
         stages.to(torch.complex64), reference.to(torch.complex64)
-        x, target = x.to(torch.complex64), target.to(torch.complex64)
+        x, target = torch.complex(x, x.flip(0)), torch.complex(target, target)
+        for p in (*stages.parameters(), *reference.parameters()):
+            p.data *= 1 + 0.5j
         for each in (stages[0], reference[0]):
             each.register_forward_hook(lambda module, args, y: y.conj())
 
@@ -154,11 +156,67 @@ def a_split_backward_of_a_stranger_layer(kind: str) -> None:
     for a, b in zip(x.chunk(MICROS), target.chunk(MICROS), strict=True):
         (loss_fn(reference[1](reference[0](a)), b) / MICROS).backward()
     stage = PipelineStage(stages[dist.get_rank()], dist.get_rank(), 2, "cpu")
-    kinds = {"conjugate": pipeline.Schedule1F1B}
-    schedule = kinds.get(kind, pipeline.ScheduleInterleavedZeroBubble)
-    step(schedule([stage] if kind not in kinds else stage, MICROS, loss_fn), x, target)
+    step(pipeline.ScheduleInterleavedZeroBubble([stage], MICROS, loss_fn), x, target)
     for p, q in zip(stage.submod.parameters(), reference[dist.get_rank()].parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
+
+
+class Forces(nn.Module):
+    """Its output contains a gradient of an energy, with or without a graph of its own."""
+
+    def __init__(self, graph: bool) -> None:
+        super().__init__()
+        self.linear, self.graph = nn.Linear(WIDTH, WIDTH), graph
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x if x.requires_grad else x.detach().requires_grad_()
+        (force,) = torch.autograd.grad(self.linear(y).cos().sum(), y, create_graph=self.graph)
+        return self.linear(x) + force
+
+
+class InPlace(nn.Linear):
+    """Changes the output of a layer whose input has three dimensions, and has an inner layer of no features."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.layer, self.narrow, self.wide = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 0), nn.Linear(0, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x[:, None]).mul_(2)[:, 0]
+        return y + self.wide(self.narrow(x))
+
+
+STRANGE = {"forces": lambda: Forces(False), "forces with a graph": lambda: Forces(True), "in place": InPlace}
+
+
+@check(ranks=2, build=STRANGE)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def a_split_backward_is_the_backward(build: Any) -> None:
+    torch.manual_seed(1)
+    stages = nn.ModuleList(build() for _ in range(2)).double()
+    reference, (x, target) = copy.deepcopy(stages), (each.double() for each in rows())
+    for a, b in zip(x.chunk(MICROS), target.chunk(MICROS), strict=True):
+        (mse_loss(reference[1](reference[0](a)), b) / MICROS).backward()
+    rank = dist.get_rank()
+    schedule = pipeline.ScheduleInterleavedZeroBubble([PipelineStage(stages[rank], rank, 2, "cpu")], MICROS, mse_loss)
+    step(schedule, x, target)
+    for p, q in zip(stages[rank].parameters(), reference[rank].parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None)
+        if q.grad is not None:
+            torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-12)
+
+
+@check(ranks=1)
+def outside_a_step_a_layer_of_a_split_backward_is_as_it_was() -> None:
+    linear = nn.Linear(WIDTH, WIDTH)
+    pipeline.ScheduleInterleavedZeroBubble([PipelineStage(linear, 0, 1, "cpu")], MICROS, mse_loss)
+    x = torch.randn(3, WIDTH, requires_grad=True)
+    torch.autograd.grad(linear(x).sum(), x)
+    linear(x).sum().backward(inputs=[x])
+    assert linear.weight.grad is None
+    (found,) = torch.autograd.grad(linear(x).sum(), linear.weight)
+    torch.testing.assert_close(found, x.sum(0).expand(WIDTH, WIDTH))
+    torch.func.grad(lambda x: linear(x).sum())(x)
 
 
 @check(ranks=2)
