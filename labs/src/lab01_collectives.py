@@ -198,7 +198,7 @@ except RankError as error:
 # **The fix**: no rank waits until it has *posted* both of its messages. You now write the step that is repeated in the
 # rings of session two. The ranks form a ring: the right neighbour of rank r is rank r + 1, and its left neighbour is
 # rank r - 1, modulo N. Each rank sends to the right and receives from the left. NCCL needs another precaution. The two
-# messages may share a stream, which executes them in the order in which they were posted, so a circular wait is
+# operations may share a stream, which executes them in the order in which they were posted, so a circular wait is
 # possible again. Therefore, even ranks post the send first, and odd ranks post the receive first.
 
 # %%

@@ -921,7 +921,7 @@ print(f"{zero1[0]['at']['step']['optimizer']:,}")
 # ignores the reduced gradients. Each rank updates all elements with its own gradient, and the gather then overwrites
 # all elements outside its shard. So all ranks hold the same parameters, but shard r of the model is trained only on
 # rank r's samples. The shape of the loss curve does not reveal the mistake, but two numbers do: the size of the
-# optimizer state, which is not reduced, and the loss itself, which differs from that of a single process.
+# optimizer state, which has not shrunk, and the loss itself, which differs from that of a single process.
 #
 # ### Clipping by a local norm
 #

@@ -986,9 +986,8 @@ plots.curve(
 # <details><summary>Answer</summary>
 #
 # Each unit has at most 511 elements of padding, so padding costs at most 80 x 511 x 2 = 81,760 bytes across all ranks.
-# This cost of even shards is negligible. It would not be negligible with padding per parameter, or with units of a few
-# hundred elements.
-# </details>
+# Shards of equal size therefore cost almost nothing here. Padding per parameter, or units of a few hundred elements,
+# would make the cost noticeable. </details>
 #
 # **2. Why must padding be zero if it belongs to no parameter?**
 #

@@ -1059,8 +1059,8 @@ assert all(equal)
 # 1. Each parameter is split along dimension 0, as `torch.chunk` does. The last ranks may hold less, or nothing.
 # 2. Collectives need rank order, and computation needs parameter order. So per-parameter sharding costs a copy in, a
 #    copy out, and a second buffer during the gather.
-# 3. There is still one collective per gather or reduction of a unit. Gradients are packed once all of them are
-#    complete; frozen parameters have none.
+# 3. Gathering a unit still takes one collective, and so does reducing its gradients, however many parameters it has.
+#    Gradients are packed once all of them are complete; frozen parameters have none.
 # 4. Keep a reference to a buffer, make the stream that owns it wait, then free the buffer: this needs neither
 #    `record_stream` nor a limiter.
 # 5. Padding is the cost of never splitting a row; aligning shards to 16 bytes is nearly free.
@@ -1073,10 +1073,9 @@ assert all(equal)
 #
 # <details><summary>Answer</summary>
 #
-# Ranks 0 to 2 hold one row each, and the others hold nothing. The weight's column in the buffer is one row wide on all
-# 8 ranks, so most of the traffic is padding. Shard the weight along dimension 1 with `shard_placement_fn`, so that each
-# rank holds 512 columns.
-# </details>
+# Ranks 0 to 2 hold one row each, and the others hold nothing. In the buffer, all 8 ranks reserve space for one row of
+# this weight, so most of the traffic is padding. Shard the weight along dimension 1 with `shard_placement_fn`, so that
+# each rank holds 512 columns. </details>
 #
 # **2. Why must unused elements be zero in 12.4, but not in 12.2?**
 #

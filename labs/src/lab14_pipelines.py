@@ -72,7 +72,7 @@ Later = list[Callable[[], None]]  # postponed work
 # The model of this lab has eight layers for four ranks: an embedding, six blocks and a head. Its width is 96 and its
 # vocabulary 2,304. Count only matmuls with weights. A block has 12 · 96² of these weights, the head 96 · 2,304.
 #
-# Predict: with two layers on each rank, how many times as long does the slowest stage take as with the best placement?
+# Predict: by what factor is the slowest stage slower with two layers on each rank than with the best placement?
 
 # %%
 predict("14.1", ..., "ratio of slowest stages: two layers each to the best placement")
@@ -199,9 +199,9 @@ slips = {
 outcome("14.1", slowest["two layers each"] / slowest["yours"], slips=slips)
 
 # %% [markdown]
-# The head takes as long as two blocks. For this reason, Llama 3's 405B model has one layer less in its first and in its
-# last stage ([section 3.3.2](https://arxiv.org/abs/2407.21783)). Balancing *memory* would lead to another placement:
-# the embedding has as many parameters as two blocks.
+# The head takes as long as two blocks. For this reason, the first and the last stage of Llama 3 405B each have one
+# layer fewer than the others ([section 3.3.2](https://arxiv.org/abs/2407.21783)). Balancing *memory* would lead to
+# another placement: the embedding has as many parameters as two blocks.
 #
 # ### Measured: naive placement
 #

@@ -140,7 +140,7 @@ def _label(row: Axes, spans: Sequence[Span], height: float, longest: float) -> N
 
 
 def _covered(span: Span, spans: Sequence[Span]) -> bool:
-    """Whether it is, or lies under, a wait of the host."""
+    """True if it is a wait of the host, or lies under one."""
     return any(each.lane == "wait" and each.start < span.end and span.start < each.end for each in spans)
 
 
