@@ -70,9 +70,9 @@ print(signature.rstrip() + body)
 # %% [markdown]
 # ## One unit per block, and a root
 #
-# The model in this lab is the course's GPT with odd sizes, none of which is divisible by N. Each block becomes a unit.
-# The parameters outside the blocks (embeddings, the last norm, the head) form the *root* unit. The flat parameter of
-# lab 04 turns each unit into one buffer, padded to a multiple of N and split into N shards.
+# The model in this lab is the course's GPT. N divides none of its sizes. Each block becomes a unit. The parameters
+# outside the blocks (embeddings, the last norm, the head) form the *root* unit. The flat parameter of lab 04 turns each
+# unit into one buffer, padded to a multiple of N and split into N shards.
 
 # %%
 import tempfile
