@@ -84,24 +84,37 @@ class _GroupInfo:
 _groups: WeakKeyDictionary[Group, _GroupInfo] = WeakKeyDictionary()
 
 
-class Handle:
+class Handle(Protocol):
     """A collective in progress."""
 
-    __slots__ = ("_work", "call", "then")
+    def wait(self) -> Any: ...
 
-    def __init__(self, call: Call, work: Any) -> None:
-        self.call = call
-        self._work = work
-        self.then: Callable[[], None] | None = None  # what this rank does with what has arrived
+
+class _Watched:
+    """A collective that was issued while somebody was watching, who is told of the wait as well."""
+
+    __slots__ = ("_handle", "call")
+
+    def __init__(self, call: Call, handle: Handle) -> None:
+        self.call, self._handle = call, handle
 
     def wait(self) -> None:
-        if observers:
-            with _observed(self.call, "wait"):
-                self._work.wait()
-        else:
-            self._work.wait()
-        if self.then is not None:
-            then, self.then = self.then, None
+        with _observed(self.call, "wait"):
+            self._handle.wait()
+
+
+class _Then:
+    """A collective, and what this rank does, once, with what has arrived."""
+
+    __slots__ = ("_handle", "_then")
+
+    def __init__(self, handle: Handle, then: Callable[[], None] | None) -> None:
+        self._handle, self._then = handle, then
+
+    def wait(self) -> None:
+        self._handle.wait()
+        if self._then is not None:
+            then, self._then = self._then, None
             then()
 
 
@@ -149,9 +162,8 @@ def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM, la
     received = device.empty(full.numel() - output.numel(), full.dtype, "communication", full.device)
     received = received.view(info.ranks - 1, *output.shape)
     exchange = partial(gloo.exchange, received, parts, partial(info.connections, group, backend), info.calls)
-    handle = _start(info, "reduce_scatter", "isend", full, exchange, label)
-    handle.then = partial(gloo.sum_parts, output, received, parts[group.rank()], group.rank(), op == MEAN)
-    return handle
+    summed = partial(gloo.sum_parts, output, received, parts[group.rank()], group.rank(), op == MEAN)
+    return _Then(_start(info, "reduce_scatter", "isend", full, exchange, label), summed)
 
 
 def all_to_all(output: Tensor, tensor: Tensor, group: Group) -> Handle:
@@ -216,19 +228,19 @@ def _start(
     op: str,
     function: str,
     payload: Tensor,
-    collective: Callable[[], Any],
+    collective: Callable[[], Handle],
     label: Label | None = None,
 ) -> Handle:
-    call = Call(op, function, info.name, info.calls, payload.nbytes, info.ranks, payload.dtype, label)
-    info.calls += 1
+    order, info.calls = info.calls, info.calls + 1
+    if link is None and not observers and not _logs:
+        return collective()  # a description that nobody reads would cost as much as the message
+    call = Call(op, function, info.name, order, payload.nbytes, info.ranks, payload.dtype, label)
     for log in _logs:
         log.append(call)
     if link is not None:
         collective = partial(link.submit, call, collective)
-    if not observers:
-        return Handle(call, collective())
     with _observed(call, "issue"):
-        return Handle(call, collective())
+        return _Watched(call, collective())
 
 
 def _observed(call: Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[Any]:

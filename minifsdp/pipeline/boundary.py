@@ -40,10 +40,10 @@ def boundary_of(tensors: Sequence[Tensor]) -> Boundary:
 
 def agrees(boundary: Boundary, tensors: Sequence[Tensor]) -> bool:
     """True if these tensors have the shapes, dtypes and gradients of a boundary."""
-    return len(boundary) == len(tensors) and all(
-        t.shape == shape and t.dtype is dtype and t.requires_grad == needs_grad
-        for (shape, dtype, needs_grad), t in zip(boundary, tensors, strict=True)
-    )
+    for (shape, dtype, needs_grad), t in zip(boundary, tensors, strict=False):
+        if t.shape != shape or t.dtype is not dtype or t.requires_grad != needs_grad:
+            return False
+    return len(boundary) == len(tensors)
 
 
 def in_words(boundary: Boundary) -> str:

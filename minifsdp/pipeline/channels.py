@@ -77,7 +77,7 @@ class Channels:
         ]
 
     def receive(self, route: Route, trains: bool = True) -> Sequence[Tensor]:
-        """The tensors that another stage passes on, in new memory.
+        """The tensors that another stage passes on, for this one alone; in new memory if it is on another rank.
 
         Raises:
             ValueError: they differ from the example that a stage was given.
@@ -86,15 +86,20 @@ class Channels:
         if route.peer is None:
             tensors, versions = self._here.pop(message)
             _check_unchanged(message, [version_of(tensor) for tensor in tensors] == versions)
-            return tensors
+            return [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
         if (message.below, trains) not in self.boundaries:
             header = torch.empty(HEADER, dtype=torch.int64, device=self.device)
             comm.recv(header, route.peer, self.groups[route.channel]).wait()
             self._agree(message.below, from_header(header), trains)
-        wanted = [e for e in self.boundaries[message.below, trains] if message.kind == "F" or e.needs_grad]
-        tensors = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in wanted]
+        boundary, are_inputs = self.boundaries[message.below, trains], message.kind == "F"
+        wanted = boundary if are_inputs else [each for each in boundary if each.needs_grad]
+        tensors = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype, _ in wanted]
         _wait([comm.recv(t, route.peer, self.groups[route.channel]) for t in tensors if t.numel()])
-        self._finish(route.acknowledged)
+        if route.acknowledged:
+            self._finish(route.acknowledged)
+        if are_inputs:
+            for tensor, (_, _, needs_grad) in zip(tensors, boundary, strict=True):
+                tensor.requires_grad_(needs_grad)
         return tensors
 
     def _is_new(self, stage: int, tensors: Sequence[Tensor], trains: bool) -> bool:
@@ -149,6 +154,8 @@ class Channels:
 
 def _as_sent(tensor: Tensor) -> Tensor:
     """The elements in one block, as a backend sends them; a conjugate is a view that no backend takes."""
+    if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        return tensor.detach()
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 

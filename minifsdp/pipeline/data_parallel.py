@@ -7,8 +7,9 @@ own step, and needs nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TypeAlias
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -17,6 +18,8 @@ from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import FSDPModule
 from minifsdp.fsdp2.accumulation import accumulating, drop_accumulated
 from minifsdp.pipeline.stage import PipelineStage
+
+Replica: TypeAlias = DistributedDataParallel | FSDPModule
 
 
 def check_wrapped(module: nn.Module) -> None:
@@ -32,12 +35,11 @@ def check_wrapped(module: nn.Module) -> None:
 
 
 @contextmanager
-def reduced_once(stages: Iterable[PipelineStage]) -> Iterator[None]:
-    """Backwards inside leave gradients unreduced; afterwards each stage's are reduced, in the order of the stages.
+def reduced_once(replicas: Sequence[Replica]) -> Iterator[None]:
+    """Backwards inside leave gradients unreduced; afterwards each module's are reduced, in this order.
 
     Where the user has switched the reduction off, they stay so, for the next steps to add to.
     """
-    replicas = [module for stage in stages for module in _replicas(stage.submod)]
     with ExitStack() as silent:
         for module in replicas:
             silent.enter_context(_silent(module))
@@ -48,18 +50,21 @@ def reduced_once(stages: Iterable[PipelineStage]) -> Iterator[None]:
 
 def drop_unreduced(stages: Iterable[PipelineStage]) -> None:
     """A step has failed: what its backwards have left in FSDP2's units must not be added to the next step's."""
-    for stage in stages:
-        for module in _replicas(stage.submod):
-            if isinstance(module, FSDPModule):
-                drop_accumulated(module)
+    for module in replicas_in(stages):
+        if isinstance(module, FSDPModule):
+            drop_accumulated(module)
 
 
-def _replicas(module: nn.Module) -> list[DistributedDataParallel | FSDPModule]:
-    """The outermost modules in a stage that reduce gradients."""
+def replicas_in(stages: Iterable[PipelineStage]) -> list[Replica]:
+    """The outermost modules of stages that reduce gradients."""
+    return [module for stage in stages for module in _outermost(stage.submod)]
+
+
+def _outermost(module: nn.Module) -> list[Replica]:
     if isinstance(module, (DistributedDataParallel, FSDPModule)):
         return [module]
-    return [found for child in module.children() for found in _replicas(child)]
+    return [found for child in module.children() for found in _outermost(child)]
 
 
-def _silent(module: DistributedDataParallel | FSDPModule) -> AbstractContextManager[None]:
+def _silent(module: Replica) -> AbstractContextManager[None]:
     return module.no_sync() if isinstance(module, DistributedDataParallel) else accumulating(module)

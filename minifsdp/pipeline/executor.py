@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from minifsdp.pipeline.actions import Action
 from minifsdp.pipeline.channels import Channels
-from minifsdp.pipeline.data_parallel import reduced_once
-from minifsdp.pipeline.stage import PipelineStage
+from minifsdp.pipeline.data_parallel import reduced_once, replicas_in
+from minifsdp.pipeline.stage import Alive, PipelineStage
 from minifsdp.pipeline.tied import TiedWeight, added
 from minifsdp.tree import map_tensors
 
@@ -54,7 +54,6 @@ class Executor:
 
     Attributes:
         observers: each is called with every action before it begins.
-        around: entered for the computation of each action, when its input has arrived.
         tied: weights with copies in several stages.
         at: the action under way.
     """
@@ -70,7 +69,6 @@ class Executor:
         self.actions, self.stages, self.channels = actions, stages, channels
         self.loss_fn, self.weight = loss_fn, weight
         self.observers: list[Callable[[Action], Any]] = []
-        self.around: Callable[[Action], AbstractContextManager[Any]] = lambda action: nullcontext()
         self.tied: list[TiedWeight] = []
         self.at = actions[0]
         for stage in {action.stage for action in actions if action.kind == "W"}:
@@ -78,12 +76,23 @@ class Executor:
 
     def run(self, batch: Batch) -> None:
         """One step."""
-        reduced = reduced_once(self.stages.values()) if batch.trains else nullcontext()
-        with torch.set_grad_enabled(batch.trains), added(self.tied if batch.trains else ()), reduced:
+        with self._around(batch):
             for action in self.actions:
                 if batch.trains or action.kind == "F":
                     self._do(action, batch)
         self.channels.finish()
+
+    def _around(self, batch: Batch) -> ExitStack:
+        """The contexts of a step: no gradients, or gradients that are added and reduced when it ends."""
+        with ExitStack() as around:
+            if not batch.trains:
+                around.enter_context(torch.no_grad())
+                return around.pop_all()
+            if self.tied:
+                around.enter_context(added(self.tied))
+            if replicas := replicas_in(self.stages.values()):
+                around.enter_context(reduced_once(replicas))
+            return around.pop_all()
 
     def _do(self, action: Action, batch: Batch) -> None:
         self.at = action
@@ -91,37 +100,31 @@ class Executor:
             observe(action)
         before, after = self.channels.arrivals.get(action), self.channels.departures.get(action)
         arrived = None if before is None else self.channels.receive(before, batch.trains)
-        with self.around(action):
-            result = self._compute(action, arrived, batch)
+        result = self.compute(action, arrived, batch)
         if after is not None:
             self.channels.send(after, result, batch.trains)
 
-    def _compute(self, action: Action, arrived: Sequence[Tensor] | None, batch: Batch) -> Sequence[Tensor]:
-        """Outputs of a forward, gradients of inputs of a backward."""
-        stage = self.stages[action.stage]
-        match action.kind:
-            case "F":
-                return self._forward(action, arrived, batch)
-            case "W":
-                stage.backward_weight(action.micro)
-                return ()
-            case kind:
-                backward = stage.backward if kind == "B" else stage.backward_input
-                return backward(action.micro, self._gradients(action, arrived))
+    def compute(self, action: Action, arrived: Sequence[Tensor] | None, batch: Batch) -> Sequence[Tensor]:
+        """Outputs of a forward, gradients of inputs of a backward; who times it replaces it."""
+        number, kind, micro = action
+        stage = self.stages[number]
+        if kind == "F":
+            return self._forward(stage, micro, arrived, batch)
+        if kind == "W":
+            stage.backward_weight(micro)
+            return ()
+        backward = stage.backward if kind == "B" else stage.backward_input
+        return backward(micro, self._gradients(stage, micro, arrived))
 
-    def _forward(self, action: Action, arrived: Sequence[Tensor] | None, batch: Batch) -> Sequence[Tensor]:
-        stage, micro = self.stages[action.stage], action.micro
-        inputs = () if arrived is None else self._leaves(action, arrived, batch)
-        output = stage.forward(micro, batch.args[micro] if arrived is None else inputs, batch.kwargs[micro])
+    def _forward(
+        self, stage: PipelineStage, micro: int, arrived: Sequence[Tensor] | None, batch: Batch
+    ) -> Sequence[Tensor]:
+        inputs = () if arrived is None else tuple(arrived)
+        output = stage.forward(batch.args[micro] if arrived is None else inputs, batch.kwargs[micro])
         outputs = self._end(micro, output, batch) if stage.is_last else _as_tensors(output, stage)
         if batch.trains:
-            stage.keep(micro, inputs, outputs)
+            stage.alive[micro] = Alive(inputs, outputs)
         return outputs
-
-    def _leaves(self, action: Action, arrived: Sequence[Tensor], batch: Batch) -> tuple[Tensor, ...]:
-        """The tensors that have arrived, as leaves of a graph of their own."""
-        boundary = self.channels.boundaries[action.stage - 1, batch.trains]
-        return tuple(t.detach().requires_grad_(each.needs_grad) for t, each in zip(arrived, boundary, strict=True))
 
     def _end(self, micro: int, output: Any, batch: Batch) -> tuple[Tensor, ...]:
         """The loss, if there is one, where backward begins."""
@@ -135,14 +138,13 @@ class Executor:
         batch.losses[micro] = loss.detach()
         return (loss,)
 
-    def _gradients(self, action: Action, arrived: Sequence[Tensor] | None) -> Sequence[Tensor | None]:
+    def _gradients(self, stage: PipelineStage, micro: int, arrived: Sequence[Tensor] | None) -> Sequence[Tensor | None]:
         """Of each output of a stage, or of the loss; None where none is needed."""
+        outputs = stage.alive[micro].outputs
         if arrived is None:
-            outputs = self.stages[action.stage].alive[action.micro].outputs
             return [torch.full_like(loss, self.weight) for loss in outputs]
         left = iter(arrived)
-        boundary = self.channels.boundaries[action.stage, True]
-        return [next(left) if each.needs_grad else None for each in boundary]
+        return [next(left) if output.requires_grad else None for output in outputs]
 
 
 def _as_tensors(output: Any, stage: PipelineStage) -> tuple[Tensor, ...]:

@@ -72,6 +72,8 @@ def merge_chunks(chunks: Sequence[Any], chunk_spec: Any = None) -> Any:
         chunks: trees of one form.
         chunk_spec: `TensorChunkSpec`s in that form; None: along dimension 0. Of what is no tensor the last one counts.
     """
+    if chunk_spec is None and all(isinstance(chunk, Tensor) for chunk in chunks):  # the usual case, without a tree
+        return _join(chunks, TensorChunkSpec(0))
     flat = [tree_flatten(chunk) for chunk in chunks]
     form = flat[0][1]
     specs = [TensorChunkSpec(0)] * len(flat[0][0]) if chunk_spec is None else _flatten_specs(chunk_spec)
@@ -86,6 +88,8 @@ def _join(column: Sequence[Any], spec: Any) -> Any:
 
 
 def _default(arg: Any) -> Any:
+    if isinstance(arg, Tensor):
+        return TensorChunkSpec(0)
     return tree_map(lambda value: TensorChunkSpec(0) if isinstance(value, Tensor) else None, arg)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -79,14 +78,12 @@ class PipelineStage:
             split_linears(self.submod)
         self._splits = True
 
-    def forward(self, micro: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The submodule's output for a micro-batch."""
-        with may_split() if self._splits else nullcontext():
+        if not self._splits:
             return self.submod(*args, **kwargs)
-
-    def keep(self, micro: int, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
-        """Keep what the backward of a micro-batch begins and ends with; autograd keeps the rest."""
-        self.alive[micro] = Alive(inputs, outputs)
+        with may_split():
+            return self.submod(*args, **kwargs)
 
     def backward(self, micro: int, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """The whole backward of a micro-batch.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -29,6 +29,7 @@ from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.pipeline import PipelineStage, Schedule, split_gpt
 from minifsdp.pipeline.actions import Action, Plan, stages_of
+from minifsdp.pipeline.executor import Batch
 from minifsdp.pipeline.gpt import cross_entropy
 from minifsdp.pipeline.schedules.gpipe import gpipe
 from minifsdp.pipeline.schedules.interleaved import interleaved
@@ -73,14 +74,15 @@ class InStages(nn.Module):
         pairs = zip(self.stages, mine, strict=True)
         parts = [PipelineStage(module, stage, stages, where, group=group) for module, stage in pairs]
         self.schedule = Schedule(plan, parts, micros, cross_entropy)
-        self.schedule.executor.around = self._clock
+        self._compute = self.schedule.executor.compute
+        self.schedule.executor.compute = self._timed  # type: ignore[method-assign]
         self.done: list[Timed] = []
 
-    @contextmanager
-    def _clock(self, action: Action) -> Iterator[None]:
+    def _timed(self, action: Action, arrived: Sequence[Tensor] | None, batch: Batch) -> Sequence[Tensor]:
         start = time.monotonic()
-        yield
+        result = self._compute(action, arrived, batch)
         self.done.append(Timed(action, start, time.monotonic()))
+        return result
 
     def step(self, tokens: Tensor, targets: Tensor, tell: Callable[[str], Any]) -> Tensor:
         """Forward and backward; the phase "backward" begins with this rank's first one, and actions are told, too."""
