@@ -91,22 +91,18 @@ class Handle(Protocol):
 
 
 class _Watched:
-    """A collective that was issued while somebody was watching, who is told of the wait as well."""
-
-    __slots__ = ("_handle", "call")
+    """A collective that was issued under observers, which are told of the wait as well."""
 
     def __init__(self, call: Call, handle: Handle) -> None:
-        self.call, self._handle = call, handle
+        self._call, self._handle = call, handle
 
     def wait(self) -> None:
-        with _observed(self.call, "wait"):
+        with _observed(self._call, "wait"):
             self._handle.wait()
 
 
 class _Then:
     """A collective, and what this rank does, once, with what has arrived."""
-
-    __slots__ = ("_handle", "_then")
 
     def __init__(self, handle: Handle, then: Callable[[], None] | None) -> None:
         self._handle, self._then = handle, then
@@ -239,6 +235,8 @@ def _start(
         log.append(call)
     if link is not None:
         collective = partial(link.submit, call, collective)
+    if not observers:
+        return collective()
     with _observed(call, "issue"):
         return _Watched(call, collective())
 

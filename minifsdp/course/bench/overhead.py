@@ -2,8 +2,8 @@
 
 Rank 0 of torch's `fake` process group runs units of two Linear and two LayerNorm, on one row, so narrow that a step's
 time beyond the plain module's is the Python of the wrapper. A step is forward, backward, and gradients set to None as
-an optimizer's `zero_grad` does; there is no optimizer. The log of collectives (`comm.record`) is on. The clock is the
-CPU time of the process.
+an optimizer's `zero_grad` does; there is no optimizer. Messages are counted in the steps before those that are timed.
+The clock is the CPU time of the process.
 """
 
 from __future__ import annotations
@@ -135,32 +135,31 @@ class _Stepper:
 
 
 def _time(settings: Settings) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """Seconds of each step and messages in the last, by contestant."""
+    """Seconds of each step, and messages in each of those before, by contestant."""
     torch.set_num_threads(1)
     steppers = {name: _Stepper(name, settings) for name in CONTESTANTS}
     seconds: dict[str, list[float]] = {name: [] for name in steppers}
     messages = dict.fromkeys(steppers, 0)
-    with comm.record() as log:
-        for number, name, stepper in turns_without_garbage(steppers, WARM_UP + settings.steps):
-            log.clear()
+    for number, name, stepper in turns_without_garbage(steppers, WARM_UP + settings.steps):
+        if number < WARM_UP:
+            with comm.record() as log:
+                stepper.step()
+            messages[name] = len(log)
+        else:
             start = time.process_time()  # no step waits, and other load on the machine does not count
             stepper.step()
-            taken = time.process_time() - start
-            messages[name] = len(log)
-            if number >= WARM_UP:
-                seconds[name].append(taken)
+            seconds[name].append(time.process_time() - start)
     return seconds, messages
 
 
 def _profile(settings: Settings, name: str, rows: int) -> str:
     torch.set_num_threads(1)
     stepper, profiler, text = _Stepper(name, settings), cProfile.Profile(), io.StringIO()
-    with comm.record():
-        for _ in range(WARM_UP):
+    for _ in range(WARM_UP):
+        stepper.step()
+    with profiler:
+        for _ in range(settings.steps):
             stepper.step()
-        with profiler:
-            for _ in range(settings.steps):
-                stepper.step()
     stats = pstats.Stats(profiler, stream=text).strip_dirs()
     stats.sort_stats("tottime").print_stats(rows)
     stats.sort_stats("cumulative").print_stats(rows)
