@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -84,6 +84,7 @@ class _GroupInfo:
 _groups: WeakKeyDictionary[Group, _GroupInfo] = WeakKeyDictionary()
 
 
+@runtime_checkable
 class Handle(Protocol):
     """A collective in progress."""
 

@@ -58,12 +58,18 @@ class Checks:
         self._failures: dict[int, dict[str, list[str]]] = {}
 
     def __call__(
-        self, *, ranks: int | tuple[int, ...] = 2, behaviour: int | tuple[int, ...] = (), **axes: Iterable[Any]
+        self,
+        *,
+        ranks: int | tuple[int, ...] = 2,
+        slow: tuple[int, ...] = (),
+        behaviour: int | tuple[int, ...] = (),
+        **axes: Iterable[Any],
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Run the function once for every combination of the values of its arguments.
 
         Args:
             ranks: how many ranks run it; with several numbers it is a check on each.
+            slow: of these numbers, those that `make test` leaves to `make test-full`.
             behaviour: the numbers in docs/parity.md of what it shows.
             **axes: of each argument the values, or titles and values.
         """
@@ -76,7 +82,8 @@ class Checks:
                 values = dict(zip(axes, (value for _, value in choice), strict=True))
                 for number in (ranks,) if isinstance(ranks, int) else ranks:
                     self._checks[number][name] = partial(fn, **values)
-                    self.params.append(pytest.param(number, name, id=f"{name}-{number}", marks=marks))
+                    slower = [pytest.mark.slow] if number in slow else []
+                    self.params.append(pytest.param(number, name, id=f"{name}-{number}", marks=[*marks, *slower]))
             return fn
 
         return collect

@@ -136,7 +136,7 @@ def test_traffic_is_the_formulas(record):
         assert wire(rungs[name]) == pytest.approx(share * (3 * sum(units) - units[0]), abs=1)
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_few_rungs_on_other_numbers_of_ranks(ranks, tmp_path):
     few = climb(tmp_path, ranks=ranks, steps=4, rungs=("ddp", "zero2", "fsdp", "fsdp-limit", "fsdp2", "fsdp2-hold"))
     assert len(few["rungs"]) == 6

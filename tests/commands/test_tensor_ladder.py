@@ -27,7 +27,7 @@ def settings_on(ranks: int, **given: Any) -> Settings:
     return Settings.on("tensor", ranks=ranks, layers=LAYERS, width=WIDTH, context=CONTEXT, steps=3, **given)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 4])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ladder.Plan, Path]:
     out = tmp_path_factory.mktemp("ladder")
     return climb(settings_on(request.param), out), out

@@ -550,7 +550,7 @@ def test_half_a_job_is_named_by_its_variable(monkeypatch, capsys, tmp_path, envi
     ("rank", "number", "code"),
     [
         ("0", signal.SIGTERM, 143),
-        ("1", signal.SIGINT, 130),
+        pytest.param("1", signal.SIGINT, 130, marks=pytest.mark.slow),
         pytest.param("0", signal.SIGINT, 130, marks=pytest.mark.slow),
         pytest.param("1", signal.SIGTERM, 143, marks=pytest.mark.slow),
     ],
@@ -808,7 +808,7 @@ def full_disk(monkeypatch):
     monkeypatch.setattr(FileSystemWriter, "write_data", unexpected)
 
 
-@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("saved", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_save_that_fails_ends_in_one_line_and_leaves_nothing(tmp_path, trained, saved):
     kept = tmp_path / "kept"
     if saved:

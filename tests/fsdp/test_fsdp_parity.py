@@ -981,7 +981,7 @@ def together(wrongs: list[Wrong]) -> Wrong:
     return {name: [f"rank {r}, {line}" for r, wrong in enumerate(wrongs) for line in wrong[name]] for name in wrongs[0]}
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def selection(request: pytest.FixtureRequest) -> Wrong:
     runs = [some_of_everything(number, request.param) for number in range(len(CASES))]
     return together(launch(against_one_process, request.param, runs, timeout=160))

@@ -182,7 +182,7 @@ def run_schedules(names):
     return results | {(name, GRAD_OP): run_schedule(SCHEDULES[name][0], GRAD_OP) for name in GRAD_OPS}
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+@pytest.fixture(scope="module", params=[2, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
 def results(request):
     """All schedules on two ranks, the rungs of the ladder on the others."""
     names = list(SCHEDULES) if request.param == 2 else ["sync", "overlap", "post 3", "unbounded", "limit 2, unbounded"]

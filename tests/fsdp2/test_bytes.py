@@ -42,7 +42,7 @@ def measured() -> list[dict[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
 def test_measured_is_predicted_to_the_byte(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
     for rank, cases in enumerate(launch(measured, ranks)):

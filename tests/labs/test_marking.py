@@ -257,7 +257,7 @@ def test_an_answer_that_stops_a_process_of_its_check_has_a_remark_that_says_so()
 SIGNALS = {"kill": "SIGKILL", "interrupt": "SIGINT", "stop": "SIGSTOP"}
 
 
-@pytest.mark.parametrize("name", ["kill", slow("interrupt"), "stop"])
+@pytest.mark.parametrize("name", ["kill", slow("interrupt"), slow("stop")])
 def test_an_answer_that_ends_or_stops_its_parent_costs_its_own_row(name: str, tmp_path: Path) -> None:
     right_but = RIGHT.replace("return", f"import os, signal; os.kill(os.getppid(), signal.{SIGNALS[name]})\n    return")
     hand_in(tmp_path / "in/ada", f'@exercise("4.1")\n{right_but}')

@@ -468,7 +468,8 @@ launch(busy, 2, timeout=1000)
 
 
 @pytest.mark.parametrize(
-    ("number", "as_file"), [(signal.SIGKILL, False), (signal.SIGTERM, True), (signal.SIGINT, True)]
+    ("number", "as_file"),
+    [(signal.SIGKILL, False), (signal.SIGINT, True), pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow)],
 )
 def test_nothing_outlives_a_parent_that_is_ended(number: signal.Signals, as_file: bool, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

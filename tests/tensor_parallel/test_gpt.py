@@ -77,7 +77,7 @@ def assert_trains_as_one_process(
         torch.testing.assert_close(plain(name, p, q).data, q.data, rtol=0, atol=1e-9)
 
 
-@check(ranks=(2, 3, 4), options=OPTIONS, tied=(False, True))
+@check(ranks=(2, 3, 4), slow=(3,), options=OPTIONS, tied=(False, True))
 def it_trains_as_one_process_does(options: dict[str, bool], tied: bool) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     alone = gpt(tied=tied)
@@ -94,7 +94,7 @@ def it_trains_with_the_memory_ledger_and_clipping(options: dict[str, bool]) -> N
         assert_trains_as_one_process(model, alone, 1, 0, steps=2, clip=0.1)
 
 
-@check(ranks=(4, 6, 8), options=OPTIONS, tied=(False, True))
+@check(ranks=(4, 6, 8), slow=(6, 8), options=OPTIONS, tied=(False, True))
 def it_trains_with_fsdp2_outside(options: dict[str, bool], tied: bool) -> None:
     """[dp, tp], tp = 2, 3, 4: both cut dimension 0 of most; clipping goes over both."""
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
@@ -122,7 +122,7 @@ def recomputed(block: Block) -> Any:
     return lambda x: checkpoint(forward, x, use_reentrant=False)
 
 
-@check(ranks=(2, 3, 4), options=OPTIONS)
+@check(ranks=(2, 3, 4), slow=(3,), options=OPTIONS)
 def what_a_block_sends(options: dict[str, bool]) -> None:
     """Two collectives forward and two backward, 8 b s h (t - 1) / t elements: with sequence parallelism as many.
 
@@ -161,7 +161,7 @@ def how_parameters_lie(sequence: bool) -> None:
     assert summands == (norms if sequence else set())
 
 
-@check(ranks=(2, 3))
+@check(ranks=(2, 3), slow=(3,))
 def what_cannot_be_cut_is_refused_in_a_line() -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     with pytest.raises(ValueError, match="heads = 1 of Block cannot be shared by"):

@@ -50,7 +50,7 @@ def measured() -> list[dict[str, dict[str, int]]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
 def test_measured_is_predicted_to_the_byte(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
     for rank, cases in enumerate(launch(measured, ranks, timeout=300)):
@@ -105,7 +105,7 @@ def kept(cut: Cut, dtype: torch.dtype) -> tuple[int, list[int]]:
     return grown, sorted(sizes)
 
 
-@check(ranks=(1, 2, 4), dtype=(torch.float32, torch.float64))
+@check(ranks=(1, 2, 4), slow=(1,), dtype=(torch.float32, torch.float64))
 def what_a_block_keeps(dtype: torch.dtype) -> None:
     """Term by term, as autograd saves them, and in all, as the ledger has it."""
     sizes = Sizes(BATCH, CONTEXT, WIDTH, HEADS, vocabulary=0, itemsize=dtype.itemsize)

@@ -87,7 +87,7 @@ def it_trains_as_one_process_does(case: tuple[str, bool]) -> None:
     assert_trains_as_one_process(name, model, alone)
 
 
-@check(ranks=(4, 8), case={f"{name}{', sequence' * sequence}": (name, sequence) for name, sequence in CASES})
+@check(ranks=(4, 8), slow=(8,), case={f"{name}{', sequence' * sequence}": (name, sequence) for name, sequence in CASES})
 def it_trains_with_fsdp2_outside(case: tuple[str, bool]) -> None:
     name, sequence = case
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))

@@ -58,7 +58,7 @@ def sharded(model: Any, replicas: Any, inner: str = "blocks", **options: Any) ->
 # FSDP2
 
 
-@check(ranks=(4, 6, 8), sequence=SEQUENCE)
+@check(ranks=(4, 6, 8), slow=(6, 8), sequence=SEQUENCE)
 def fsdp2_over_the_replicas(sequence: bool) -> None:
     """tp = 2, 3 and 4."""
     both = mesh()

@@ -199,7 +199,7 @@ def test_a_record_that_cannot_be_written_is_refused_first(
         assert says in line
 
 
-@pytest.mark.parametrize("name", ["overhead", "scaling", "step"])
+@pytest.mark.parametrize("name", ["overhead", *(pytest.param(n, marks=pytest.mark.slow) for n in ("scaling", "step"))])
 def test_an_interrupted_benchmark_ends_in_one_line(name: str) -> None:
     """As Ctrl-C ends it: in whatever it does just then."""
     code = (

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Environment
+from jinja2.nodes import Const
 from matplotlib.figure import Figure
 
 from minifsdp.course.ladder.pipeline_rungs import PIPELINE_RUNGS
@@ -94,6 +96,13 @@ def test_a_slide_takes_its_word_from_the_headings_of_the_lab() -> None:
     assert "Modelled in <b>lab 08</b>" in said
     with pytest.raises(ValueError, match="lab 08 has no heading 'Measured' above C43"):
         _ = compose.Deck("made-up", "{{ claim('C43', word='Measured') }}", {}, {}).text
+
+
+@pytest.mark.parametrize("name", compose.DECKS)
+def test_no_name_is_broken_across_lines(name: str) -> None:
+    """A string in an expression of a deck's text is a key, and a paragraph that is wrapped anew breaks it in silence."""
+    tree = Environment().parse((SLIDES / f"{name}.md").read_text())
+    assert not [const.value for const in tree.find_all(Const) if isinstance(const.value, str) and "\n" in const.value]
 
 
 def test_a_figure_that_nobody_draws_cannot_be_shown() -> None:
