@@ -100,7 +100,7 @@ def test_a_slide_takes_its_word_from_the_headings_of_the_lab() -> None:
 
 @pytest.mark.parametrize("name", compose.DECKS)
 def test_no_name_is_broken_across_lines(name: str) -> None:
-    """A string in an expression of a deck's text is a key, and a paragraph that is wrapped anew breaks it in silence."""
+    """A string in an expression of a deck's text is a key; wrapping a paragraph anew breaks it in silence."""
     tree = Environment().parse((SLIDES / f"{name}.md").read_text())
     assert not [const.value for const in tree.find_all(Const) if isinstance(const.value, str) and "\n" in const.value]
 
