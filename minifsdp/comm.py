@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -84,34 +84,24 @@ class _GroupInfo:
 _groups: WeakKeyDictionary[Group, _GroupInfo] = WeakKeyDictionary()
 
 
-@runtime_checkable
-class Handle(Protocol):
-    """A collective in progress."""
+class Handle:
+    """A collective in progress; `call` is None if nobody was watching when it was issued."""
 
-    def wait(self) -> Any: ...
+    __slots__ = ("_work", "call", "then")
 
-
-class _Watched:
-    """A collective that was issued under observers, which are told of the wait as well."""
-
-    def __init__(self, call: Call, handle: Handle) -> None:
-        self._call, self._handle = call, handle
+    def __init__(self, call: Call | None, work: Any) -> None:
+        self.call = call
+        self._work = work
+        self.then: Callable[[], None] | None = None  # what this rank does with what has arrived
 
     def wait(self) -> None:
-        with _observed(self._call, "wait"):
-            self._handle.wait()
-
-
-class _Then:
-    """A collective, and what this rank does, once, with what has arrived."""
-
-    def __init__(self, handle: Handle, then: Callable[[], None] | None) -> None:
-        self._handle, self._then = handle, then
-
-    def wait(self) -> None:
-        self._handle.wait()
-        if self._then is not None:
-            then, self._then = self._then, None
+        if self.call is None or not observers:
+            self._work.wait()
+        else:
+            with _observed(self.call, "wait"):
+                self._work.wait()
+        if self.then is not None:
+            then, self.then = self.then, None
             then()
 
 
@@ -159,8 +149,9 @@ def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM, la
     received = device.empty(full.numel() - output.numel(), full.dtype, "communication", full.device)
     received = received.view(info.ranks - 1, *output.shape)
     exchange = partial(gloo.exchange, received, parts, partial(info.connections, group, backend), info.calls)
-    summed = partial(gloo.sum_parts, output, received, parts[group.rank()], group.rank(), op == MEAN)
-    return _Then(_start(info, "reduce_scatter", "isend", full, exchange, label), summed)
+    handle = _start(info, "reduce_scatter", "isend", full, exchange, label)
+    handle.then = partial(gloo.sum_parts, output, received, parts[group.rank()], group.rank(), op == MEAN)
+    return handle
 
 
 def all_to_all(output: Tensor, tensor: Tensor, group: Group) -> Handle:
@@ -225,21 +216,21 @@ def _start(
     op: str,
     function: str,
     payload: Tensor,
-    collective: Callable[[], Handle],
+    collective: Callable[[], Any],
     label: Label | None = None,
 ) -> Handle:
     order, info.calls = info.calls, info.calls + 1
     if link is None and not observers and not _logs:
-        return collective()  # a description that nobody reads would cost as much as the message
+        return Handle(None, collective())  # a description that nobody reads would cost as much as the message
     call = Call(op, function, info.name, order, payload.nbytes, info.ranks, payload.dtype, label)
     for log in _logs:
         log.append(call)
     if link is not None:
         collective = partial(link.submit, call, collective)
     if not observers:
-        return collective()
+        return Handle(call, collective())
     with _observed(call, "issue"):
-        return _Watched(call, collective())
+        return Handle(call, collective())
 
 
 def _observed(call: Call, phase: Literal["issue", "wait"]) -> AbstractContextManager[Any]:

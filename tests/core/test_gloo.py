@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import reduce
 from typing import Any
 from unittest.mock import patch
@@ -124,6 +124,18 @@ def the_output_may_be_this_ranks_part_of_the_input(op: Any) -> None:
     assert torch.equal(mine(full), expected)
     mine(full).copy_(mine(others))
     assert torch.equal(full, others), "the other parts are to stay"
+
+
+@check()
+def to_wait_gives_nothing() -> None:
+    """A gradient's hook may end with it: what a hook returns takes the gradient's place."""
+    weight = torch.ones(2, requires_grad=True)
+    weight.register_hook(lambda grad: comm.all_reduce(grad, comm.world()).wait())
+    for watching in (nullcontext(), comm.record()):
+        with watching:
+            weight.grad = None
+            weight.sum().backward()
+            assert weight.grad.tolist() == [2, 2]
 
 
 @check(ranks=3)
