@@ -32,7 +32,7 @@ REASONS = (  # a question; the answer if it is yes; why; the answer's colour
         f"100 M parameters: sharding\nsaves at most {16 * SMALL_MODEL / GB:.1f} GB",
         TAG_COLOURS["activations"],
     ),
-    ("One layer too large?", "tensor or pipeline\nparallelism", "a unit is unsharded\nwhile it computes", LINE),
+    ("One layer too large?", "tensor\nparallelism", "a unit is unsharded\nwhile it computes", LINE),
     (
         "Slow network?",
         "hybrid sharding,\nor a pipeline",
