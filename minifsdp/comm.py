@@ -85,7 +85,7 @@ _groups: WeakKeyDictionary[Group, _GroupInfo] = WeakKeyDictionary()
 
 
 class Handle:
-    """A collective in progress; `call` is None if nobody was watching when it was issued."""
+    """A collective in progress; an unwatched one has no `call`."""
 
     __slots__ = ("_work", "call", "then")
 
@@ -221,7 +221,7 @@ def _start(
 ) -> Handle:
     order, info.calls = info.calls, info.calls + 1
     if link is None and not observers and not _logs:
-        return Handle(None, collective())  # a description that nobody reads would cost as much as the message
+        return Handle(None, collective())  # saves the description, which costs as much as the message
     call = Call(op, function, info.name, order, payload.nbytes, info.ranks, payload.dtype, label)
     for log in _logs:
         log.append(call)

@@ -95,8 +95,7 @@ class Channels:
         wanted = boundary if are_inputs else [each for each in boundary if each.needs_grad]
         tensors = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype, _ in wanted]
         _wait([comm.recv(t, route.peer, self.groups[route.channel]) for t in tensors if t.numel()])
-        if route.acknowledged:
-            self._finish(route.acknowledged)
+        self._finish(route.acknowledged)
         if are_inputs:
             for tensor, (_, _, needs_grad) in zip(tensors, boundary, strict=True):
                 tensor.requires_grad_(needs_grad)
