@@ -228,6 +228,17 @@ def test_output_of_python_and_c_is_shown_in_rank_order(capsys: Any) -> None:
     assert capsys.readouterr().out.splitlines() == [f"[rank {rank}] {line}" for rank in (0, 1) for line in lines]
 
 
+def test_a_warning_of_nccl_that_is_intended_is_not_shown(capsys: Any) -> None:
+    """NCCL's C++ prints it on each rank, for each peer, past Python's filters."""
+
+    def send() -> None:
+        print("[W1127 ProcessGroupNCCL.cpp:4094] Warning: An unbatched P2P op (send/recv) was called", file=sys.stderr)
+        print("[W1127 ProcessGroupNCCL.cpp:4095] Warning: another", file=sys.stderr)
+
+    launch(send, 1)
+    assert capsys.readouterr().out.splitlines() == ["[rank 0] [W1127 ProcessGroupNCCL.cpp:4095] Warning: another"]
+
+
 class Squares(Dataset[int]):
     def __len__(self) -> int:
         return 4

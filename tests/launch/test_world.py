@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,6 +155,14 @@ def test_the_line_is_printed_once_and_by_one_rank(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_mps_is_named_where_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert choose_world(2, share_gpu=True).why == "1 GPU here, shared as requested"
+    (tmp_path / "control").touch()
+    assert choose_world(2, share_gpu=True).why == "1 GPU here, shared as requested under MPS"
+
+
 @pytest.mark.parametrize("shares", [False, True])
 def test_joining_with_nccl(monkeypatch, shares):
     """In the order that NCCL needs: the rank's GPU and its variables first, then the group, then its connections."""
@@ -162,7 +171,7 @@ def test_joining_with_nccl(monkeypatch, shares):
     def init(backend: str, **options: Any) -> None:
         shared = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
         nccl = options["pg_options"]
-        assert nccl._timeout == options["timeout"]
+        assert nccl._timeout == options["timeout"] == timedelta(milliseconds=60_123)  # all that NCCL's options keep
         done.append((backend, options["rank"], nccl.is_high_priority_stream, shared))
 
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: done.append(index))
@@ -175,7 +184,7 @@ def test_joining_with_nccl(monkeypatch, shares):
     gpus = (0, 0) if shares else (0, 1)
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
-        join_group(None, 1, 1, World(2, "nccl", gpus, shares, ""), 60.0)
+        join_group(None, 1, 1, World(2, "nccl", gpus, shares, ""), 60.1234567)
         for said in (
             "barrier(): using the device under current context. You can",
             "An unbatched P2P op (send/recv) was",

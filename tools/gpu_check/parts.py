@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
 
+from minifsdp.course.launch.world import mps_runs
 from tools import ROOT
 from tools.gpu_check.junit import count, parse_junit
 
@@ -95,7 +96,7 @@ def _doctor(ranks: Ranks, out: Path) -> Commands:
 
 def _ladder(ranks: Ranks, out: Path) -> Commands:
     batch = ceil(_BATCH / ranks.count) * ranks.count
-    steps = ["--steps", "10"] if ranks.shared else []  # by loopback
+    steps = ["--steps", "5"] if ranks.shared else []  # by loopback
     return [_minifsdp("ladder", ranks, out, *_LADDER, *steps, "--batch", str(batch))]
 
 
@@ -116,8 +117,8 @@ def _tests(ranks: Ranks, out: Path) -> Commands:
 
 
 def _labs(ranks: Ranks, out: Path) -> Commands:
-    """Processes take turns on a GPU, and a collective takes a turn of each: on a shared one a notebook at a time."""
-    parallel = find_spec("xdist") and not ranks.shared
+    """Without MPS processes take turns on a GPU, a collective takes a turn of each, so it is a notebook at a time."""
+    parallel = find_spec("xdist") and (mps_runs() or not ranks.shared)
     at_once = ["-n", str(_NOTEBOOKS), "--dist", "loadscope"] if parallel else []
     notebooks = sorted(f"labs/{path.name}" for path in (ROOT / "labs").glob("*.ipynb"))
     return _pytest(out, *at_once, "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120", *notebooks)

@@ -19,7 +19,8 @@ def join_group(store: Store, rank: int, local_rank: int, world: World, timeout: 
     Args:
         timeout: seconds a collective may wait for its peers.
     """
-    ranks, limit = world.ranks, datetime.timedelta(seconds=timeout)
+    # NCCL's options keep whole milliseconds, and torch warns if the group's time-out differs from theirs
+    ranks, limit = world.ranks, datetime.timedelta(milliseconds=round(1000 * timeout))
     if world.backend == "fake":
         dist.init_process_group("fake", store=private.fake_store(), rank=0, world_size=ranks)
         return

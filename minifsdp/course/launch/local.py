@@ -20,6 +20,7 @@ from minifsdp.course.launch.rank import Task
 from minifsdp.course.launch.start import RankProcess, pack, sources_in_memory, start_rank
 from minifsdp.course.launch.world import World
 
+_INTENDED = "Warning: An unbatched P2P op"  # NCCL's C++ prints it past Python's filters, on each rank, for each peer
 _START_LIMIT = 120.0  # seconds until every rank must be ready
 _GROUP_SLACK = 30.0  # seconds by which a collective outwaits the launch, so that stacks are taken before it raises
 _GRACE_AFTER_RAISED = 0.3  # seconds in which other ranks may still report failures of their own ...
@@ -177,7 +178,8 @@ def _replay(ranks: list[RankProcess]) -> None:
         with contextlib.suppress(OSError), open(rank.task.path("output"), "rb") as file:
             for line in file:
                 shown = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
-                print(f"[rank {rank.task.rank}]", name_cells(shown))
+                if _INTENDED not in shown:
+                    print(f"[rank {rank.task.rank}]", name_cells(shown))
     with contextlib.suppress(OSError):
         sys.stdout.flush()
 

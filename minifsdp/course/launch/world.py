@@ -14,6 +14,7 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -182,7 +183,13 @@ def _shared(ranks: int, here: int, gpus: int, found: str) -> World:
         raise ValueError(f"--share-gpu: at most {MOST_RANKS_PER_GPU} ranks per GPU, not {here} on {found}")
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":  # each waits for its peers inside its launch
         raise ValueError("--share-gpu: ranks on one GPU block each other with CUDA_LAUNCH_BLOCKING=1: unset it")
-    return World(ranks, "nccl", tuple(rank % gpus for rank in range(here)), True, f"{found} here, shared as requested")
+    why = f"{found} here, shared as requested{' under MPS' * mps_runs()}"
+    return World(ranks, "nccl", tuple(rank % gpus for rank in range(here)), True, why)
+
+
+def mps_runs() -> bool:
+    """True if NVIDIA's MPS runs here: kernels of processes that share a GPU run together instead of taking turns."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
 
 
 def _check_job(ranks: int) -> None:

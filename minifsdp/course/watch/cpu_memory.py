@@ -43,7 +43,7 @@ def allocator_peaks() -> Iterator[list[int]]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep the profiler's messages out of the ranks' output
     _keep_books_of_all_threads()
     peaks: list[int] = []
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         yield peaks
     peaks += _peaks(exported(profiler))
 

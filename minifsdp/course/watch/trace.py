@@ -51,7 +51,8 @@ def record_trace(path: str | Path, link: EmulatedLink | HostLinks | None = None)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep the profiler's messages out of the ranks' output
     on_cuda = torch.cuda.is_initialized()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
-    with profile(activities=activities) as profiler:
+    # acc_events: or torch 2.11 warns of lost cycles, though there is one only
+    with profile(activities=activities, acc_events=True) as profiler:
         marked_at = _mark_clock()
         comm.observers.append(_named_range)
         try:
