@@ -402,23 +402,21 @@ def test_the_commands_that_are_ours_take_the_options_that_they_are_given(
 def test_the_record_has_the_allocators_figures_and_not_its_curves(tmp_path: Path) -> None:
     figures = {"alloc_retries": 3, "peaks": {"allocated": 5, "reserved": 8}}
     rungs = [
-        {"name": "fsdp", "cuda": {**figures, "curve": {"us": [0]}, "ledger": {"us": [0]}}},
+        {"name": "fsdp", "cuda": {**figures, "curve": {"us": [0]}, "ledger": {"us": [0]}}, "moments": [[["zero", {}]]]},
         {"name": "ddp", "cuda": None},
     ]
     (tmp_path / "ladder.json").write_text(json.dumps({"rungs": rungs}))
-    assert [rung["cuda"] for rung in PARTS["ladder"].read(tmp_path)["rungs"]] == [figures, None]
+    expected = [{"name": "fsdp", "cuda": figures}, {"name": "ddp", "cuda": None}]
+    assert PARTS["ladder"].read(tmp_path)["rungs"] == expected
 
 
-def test_tests_and_labs_are_those_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tools.gpu_check.parts.mps_runs", lambda: False)
+def test_tests_and_labs_are_those_of_the_checkout() -> None:
     ((*tests,),) = PARTS["tests"].commands(Ranks(2, True), Path("out"))
     assert tests[-3:] == ["-m", "gpu or multigpu", "tests/gpu"]
     ((*labs,),) = PARTS["labs"].commands(Ranks(2, True), Path("out"))
     assert "--nbval-lax" in labs
     assert "-n" not in labs  # on a shared GPU a notebook at a time: processes take turns there
     assert "-n" in PARTS["labs"].commands(Ranks(8, False), Path("out"))[0]
-    monkeypatch.setattr("tools.gpu_check.parts.mps_runs", lambda: True)
-    assert "-n" in PARTS["labs"].commands(Ranks(2, True), Path("out"))[0]  # but they run together under MPS
     assert "labs/lab00_memory.ipynb" in labs
     assert {"nbval", "ipykernel"} <= {*PARTS["labs"].packages}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
 
-from minifsdp.course.launch.world import mps_runs
 from tools import ROOT
 from tools.gpu_check.junit import count, parse_junit
 
@@ -117,8 +116,12 @@ def _tests(ranks: Ranks, out: Path) -> Commands:
 
 
 def _labs(ranks: Ranks, out: Path) -> Commands:
-    """Without MPS processes take turns on a GPU, a collective takes a turn of each, so it is a notebook at a time."""
-    parallel = find_spec("xdist") and (mps_runs() or not ranks.shared)
+    """On a shared GPU a notebook at a time.
+
+    Processes take turns there, and a collective takes a turn of each. Under MPS they take none, but a launch that ends
+    its ranks may break those of another (docs/gpu.md).
+    """
+    parallel = find_spec("xdist") and not ranks.shared
     at_once = ["-n", str(_NOTEBOOKS), "--dist", "loadscope"] if parallel else []
     notebooks = sorted(f"labs/{path.name}" for path in (ROOT / "labs").glob("*.ipynb"))
     return _pytest(out, *at_once, "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120", *notebooks)
@@ -143,9 +146,10 @@ def _read_doctor(folder: Path) -> Results:
 
 
 def _read_ladder(folder: Path) -> Results:
-    """Without the curves of the allocator, which allocator.png shows."""
+    """Without the curves of the allocator, which allocator.png shows, and what explore.html is made of."""
     results = _json(folder / "ladder.json")
     for rung in results["rungs"]:
+        rung.pop("moments", None)
         rung["cuda"] = {key: rung["cuda"][key] for key in ("alloc_retries", "peaks")} if rung["cuda"] else None
     return results
 

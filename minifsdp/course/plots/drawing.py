@@ -60,16 +60,16 @@ def at_peak(curve: Curve) -> dict[str, float]:
 def lanes(row: Axes, spans: Sequence[Span], longest: float, inside: bool = False, labelled: bool = False) -> None:
     """Draw the lanes of a step, compute on top. If there is a host lane, the host's waits are drawn in it.
 
+    Streams with no visible kernel are left out.
+
     Args:
         row: the axes to draw on.
         spans: the spans of the step.
         longest: milliseconds of the axis that the rows share.
         inside: keep phase names within the axes and apart from each other.
-        labelled: merge a unit's kernels, and write the last part of its name into bars with room for it. Streams with
-            no visible kernel are left out.
+        labelled: merge a unit's kernels, and write the last part of its name into bars with room for it.
     """
-    if labelled:
-        spans = [span for span in spans if span.lane not in _unseen(spans, longest)]
+    spans = visible(spans, longest)
     present = {span.lane for span in spans} - {"phase"}
     present -= {"wait"} if "host" in present else set()
     names = sorted(
@@ -120,10 +120,14 @@ def _joined(spans: Sequence[Span], gap: float) -> list[Span]:
     return joined
 
 
-def _unseen(spans: Sequence[Span], longest: float) -> set[str]:
-    """Streams other than the compute stream whose kernels are all too short to be visible."""
+def visible(spans: Sequence[Span], longest: float) -> list[Span]:
+    """Leave out streams other than the compute stream, and copies, that are all too short to be seen.
+
+    Args:
+        longest: milliseconds of the axis.
+    """
     seen = {span.lane for span in spans if span.duration * 1e3 > 0.002 * longest}
-    return {span.lane for span in spans if "stream" in span.lane} - seen
+    return [span for span in spans if span.lane in seen or not ("stream" in span.lane or span.lane == "copy")]
 
 
 def _label(row: Axes, spans: Sequence[Span], height: float, longest: float) -> None:

@@ -20,6 +20,7 @@ from minifsdp.course.plots.drawing import (
     row_title,
     step_of,
     tag_patches,
+    visible,
 )
 from minifsdp.course.plots.style import DIAMOND, PREDICTED, wall_style
 from minifsdp.course.watch.timeline import Span
@@ -113,10 +114,10 @@ def timeline_figure(rungs: Sequence[Timeline], path: str | Path, about: str = ""
         rows = figure.subplots(len(rungs), 1, sharex=True, squeeze=False)[:, 0]
         longest = max((span.end for rung in rungs for span in rung.spans), default=1e-3) * 1e3
         for row, rung in zip(rows, rungs, strict=True):
-            lanes(row, rung.spans, longest)
+            lanes(row, rung.spans, longest, inside=True)
             row.set_title(row_title(rung.name, rung.spans, rung.overlap) + _unusual(rung))
         rows[-1].set_xlabel("ms from the start of the step" + (f"; {about}" if about else ""))
-        patches = lane_patches()
+        patches = lane_patches(span for rung in rungs for span in visible(rung.spans, longest))
         figure.legend(handles=patches, loc="outside lower center", ncols=len(patches))
         figure.suptitle(_overlap_finding(rungs))
         figure.savefig(path, format="png", metadata={"Software": None})

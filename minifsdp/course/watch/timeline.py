@@ -26,8 +26,8 @@ class Span(NamedTuple):
     """A timed operation or phase.
 
     Attributes:
-        lane: "compute", "communication", "wait" or "phase"; on CUDA also "copy", and with several compute streams
-            "compute (stream 20)" and the like.
+        lane: "compute", "communication", "wait" or "phase"; on CUDA also "copy", and lanes such as "compute (stream 20)"
+            for all streams but the busiest.
         name: its name, such as "all_gather 1.5 MiB".
         start: seconds from the beginning of the step.
         duration: seconds.
@@ -64,7 +64,7 @@ def read_trace(path: str | Path) -> list[Span]:
 
     - communication: the kernels named nccl*, and the spin kernels of the emulated link.
     - compute: all other kernels, and memory operations on the device (`copy_` between contiguous tensors of one dtype
-      is a memcpy, `zero_` a memset). Several streams have a lane each.
+      is a memcpy, `zero_` a memset). The stream with the most of them has this lane, each other stream its own.
     - copy: copies between device and host, which occupy no multiprocessor and count as neither of the two.
 
     There is no wait lane: the host runs ahead, and the streams wait.
@@ -193,9 +193,10 @@ def _device_spans(events: list[_Event]) -> list[Span]:
     lanes = {"communication": _is_communication, "copy": _is_copy}
     spans = [work.span(lane, _short(work.name)) for lane, is_of in lanes.items() for work in queued if is_of(work)]
     compute = [work for work in queued if not _is_communication(work) and not _is_copy(work)]
-    streams = Counter(work.args["stream"] for work in compute)
+    busiest = Counter(work.args["stream"] for work in compute).most_common(1)
     for work in compute:
-        lane = f"compute (stream {work.args['stream']})" if len(streams) > 1 else "compute"
+        stream = work.args["stream"]
+        lane = "compute" if stream == busiest[0][0] else f"compute (stream {stream})"
         spans.append(work.span(lane, _short(work.name)))
     return spans + _device_phases(events, queued)
 
