@@ -26,7 +26,7 @@ class Span(NamedTuple):
     """A timed operation or phase.
 
     Attributes:
-        lane: "compute", "communication", "wait" or "phase"; on CUDA also "copy", and lanes such as "compute (stream 20)"
+        lane: "compute", "communication", "wait" or "phase"; on CUDA also "copy", and "compute (stream 20)" and the like
             for all streams but the busiest.
         name: its name, such as "all_gather 1.5 MiB".
         start: seconds from the beginning of the step.
