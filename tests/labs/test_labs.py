@@ -2,7 +2,7 @@
 
 And their notebooks: what each must have, and the cell in which each statement is measured.
 
-There are some eight hundred wrong answers, and `make test-labs` runs all of them. It then writes down what each lab
+There are some 1,300 wrong answers, and `make test-labs` runs all of them. It then writes down what each lab
 was, in wrong_answers.json, by `python tests/labs/test_labs.py`. Of a lab that is so still `make test` runs one wrong
 answer in ten, and the references in the check's own setting; the others are marked `rest`. Of a lab that has changed it
 runs all.
@@ -10,18 +10,14 @@ runs all.
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import json
 import re
-import sys
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 from zlib import crc32
 
 import pytest
+from all_ran import WHEN_ALL_RAN, digest, module, rest_of, wrong_answers
 
 from minifsdp.course.workshop import wrong
 from minifsdp.course.workshop.catalogue import (
@@ -29,7 +25,6 @@ from minifsdp.course.workshop.catalogue import (
     Cell,
     all_labs,
     cells_with,
-    checks_of,
     labs_folder,
     read_cells,
     setup_of,
@@ -41,7 +36,6 @@ from minifsdp.course.workshop.catalogue import (
 from minifsdp.course.workshop.cells import define, last_lines
 from minifsdp.course.workshop.checking import AnswerError, Variant, examine, find_check
 from minifsdp.course.workshop.references import Reference, is_blank, lab_of, lab_references
-from minifsdp.course.workshop.wrong import Wrong
 
 CLAIMS = {
     "00": ["C1", "C2", "C3", "C35", "C36"],
@@ -63,25 +57,9 @@ CLAIMS = {
 }
 LABS = sorted({*CLAIMS, *all_labs()})
 REFERENCES = [ref for lab in LABS for ref in lab_references(lab)]
-WHEN_ALL_RAN = Path(__file__).with_name("wrong_answers.json")
 RAISES = re.compile(
     r"rank \d+ failed|no answer from|ranks? .*(did not|still|timed out)|it raises|the cell itself raises"
 )
-
-
-def module(path: Path) -> ModuleType:
-    """A file of labs/ as a module that the ranks can import too."""
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    return importlib.import_module(path.stem)
-
-
-@cache
-def wrong_answers(lab: str) -> list[Wrong]:
-    file = labs_folder() / "wrong" / f"lab{lab}.py"
-    if file.exists():
-        module(file)
-    return [each for each in wrong.collected if lab_of(each.exercise) == lab]
 
 
 module(labs_folder() / "right.py")
@@ -104,24 +82,6 @@ def verdict(exercise: str, source: str, variant: Variant) -> str | None:
 def rejection(number: int) -> str | None:
     """What is said of a wrong answer in the check's own setting."""
     return verdict(WRONG[number].exercise, WRONG[number].source, Variant())
-
-
-def digest(lab: str) -> str:
-    """Of what decides what is said of the lab's wrong answers, but for the package: the sample is there for that."""
-    beside = sorted(path for path in checks_of(lab).parent.glob("*.py") if not path.name.startswith("checks_"))
-    texts = [path.read_text() for path in (checks_of(lab), *beside)]
-    texts += [setup_of(lab), *(ref.source for ref in lab_references(lab))]
-    texts += [text for each in wrong_answers(lab) for text in (each.words, each.source)]
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
-
-
-@cache
-def is_as_when_all_ran(lab: str) -> bool:
-    return json.loads(WHEN_ALL_RAN.read_text()).get(lab) == digest(lab)
-
-
-def rest_of(lab: str, *, sampled: bool = False) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.rest] if is_as_when_all_ran(lab) and not sampled else []
 
 
 def exercise_id(ref: Reference) -> str:
