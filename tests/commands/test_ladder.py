@@ -17,8 +17,9 @@ from rich.console import Console
 from minifsdp.course import cli
 from minifsdp.course.ladder import run as ladder
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.rungs import RUNGS
+from minifsdp.course.ladder.rungs import RUNGS, closed_form_setting
 from minifsdp.course.ladder.tables import ladder_table
+from minifsdp.course.launch.world import choose_world
 
 SMALL = ["--layers", "3", "--width", "35", "--context", "16"]  # no unit of this size is divisible by 2, 3 or 4
 SCHEDULES = ["fsdp", "fsdp-overlap", "fsdp-prefetch", "fsdp-limit"]
@@ -84,6 +85,15 @@ def test_bytes_are_as_predicted_on_every_rank(record):
         for measured, predicted in zip(rung["bytes"], rung["predicted"], strict=True):
             assert {key: measured[key] for key in predicted} == predicted, rung["name"]
             assert measured["peak"] > measured["parameters"]
+
+
+def test_the_closed_form_is_of_the_ranks_world_not_of_the_machines_gpus(monkeypatch):
+    """On a machine with GPUs `--device cpu` runs on the CPU, where no gradient waits for a device that is behind."""
+    monkeypatch.delenv("MINIFSDP_DEVICE", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    assert not closed_form_setting(2, choose_world(2, "cpu")).runs_behind
+    assert closed_form_setting(2).runs_behind
 
 
 def test_what_each_rung_frees(record):

@@ -150,7 +150,7 @@ def bucket_cap(sizes: Sizes) -> int:
 
 def law(sizes: Sizes, way: str, ranks: int) -> Found:
     """Predict the cost of a step from the model's sizes."""
-    setting, blocks = closed_form_setting(ranks, BACKEND), len(sizes.units) - 1
+    setting, blocks = closed_form_setting(ranks, choose_world(ranks, backend=BACKEND)), len(sizes.units) - 1
     psi, share = 4 * sum(sizes.parameters), (ranks - 1) / ranks
     if way == "ddp":
         messages = len(closed_form.buckets(sizes.parameters, bucket_cap(sizes)))

@@ -184,7 +184,7 @@ def _replays(settings: Settings, ranks: list[dict[str, dict[str, Any]]]) -> dict
 
 def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     settings = plan.settings
-    setting = replace(closed_form_setting(settings.ranks, plan.world.backend), batch=settings.batch)
+    setting = replace(closed_form_setting(settings.ranks, plan.world), batch=settings.batch)
     replays = _replays(settings, ranks)
     rungs = []
     for name in settings.rungs:

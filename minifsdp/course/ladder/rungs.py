@@ -16,7 +16,7 @@ from minifsdp.course.ladder import closed_form
 from minifsdp.course.ladder.closed_form import Bytes, Setting
 from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.ladder.per_parameter import fsdp2 as fsdp2_bytes
-from minifsdp.course.launch.world import Backend, choose_world
+from minifsdp.course.launch.world import World, choose_world
 from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP
 from minifsdp.flat_param import find_parameters
 from minifsdp.fsdp import (
@@ -109,19 +109,19 @@ def sizes_of(model: GPT) -> Sizes:
     return Sizes([p.numel() for p in model.parameters()], shapes, len(last), getattr(model.blocks[0], "heads", 0))
 
 
-def closed_form_setting(ranks: int, backend: Backend | None = None) -> Setting:
-    """The closed form's setting for this number of ranks, as `launch` would start them here.
+def closed_form_setting(ranks: int, world: World | None = None) -> Setting:
+    """The closed form's setting for this number of ranks.
 
     Args:
         ranks: N.
-        backend: carries their messages; None: `launch` chooses.
+        world: theirs; None: as `launch` would start them here.
 
     Raises:
         ValueError: see `choose_world`.
     """
-    carried_by = backend or choose_world(ranks).backend
-    on_gpus = bool(choose_world(ranks).gpus)
-    return Setting(ranks, by_all_to_all=reduces_by_all_to_all(carried_by, ranks), runs_behind=on_gpus)
+    world = world or choose_world(ranks)
+    by_all_to_all = reduces_by_all_to_all(world.backend, ranks)
+    return Setting(ranks, by_all_to_all=by_all_to_all, runs_behind=bool(world.gpus))
 
 
 def plain(model: GPT) -> Trainer:
