@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from tools.records import Part, Record
@@ -24,7 +25,7 @@ RUNGS = (  # of minifsdp.course.ladder.rungs, which needs torch
 )  # fmt: skip
 
 SHARED_TIMES = (
-    "Ranks that share a GPU compute in turns and send over loopback: such times compare rows and say nothing more."
+    "Ranks that share a GPU compete for it and send over loopback: such times compare rows and say nothing more."
 )
 
 
@@ -36,10 +37,8 @@ def worlds_table(records: Sequence[Record]) -> str:
     """
     if not records:
         return NO_RECORDS
-    parts = [_worlds(records), _steps(records)]
-    if notes := [*_notes(records)]:
-        parts.append("\n".join(f"* {note}" for note in notes))
-    return "\n\n".join(parts)
+    notes = "\n".join(f"* {note}" for note in _notes(records))
+    return "\n\n".join(filter(None, [_worlds(records), _steps(records), notes]))
 
 
 def _worlds(records: Sequence[Record]) -> str:
@@ -108,26 +107,30 @@ def _retries(figures: Mapping[str, Any]) -> str:
 
 
 def _steps(records: Sequence[Record]) -> str:
-    """A row per way to train, three columns per record with a step benchmark; the overlap is the ladder's."""
-    timed = [(record, each) for record in records if (step := record.passed("step")) for each in _runs(step.results)]
-    heading, columns = ["one training step"], []
-    for record, results in timed:
-        heading += [f"{_name(record)}, {_short(results['world'])}: median, ms", "device model, ms"]
-        rows = results["contestants"]
-        columns += [{row["name"]: _ms(row[key]) for row in rows} for key in ("median", "model_seconds")]
-    if not timed:
-        heading += ["median, ms", "device model, ms"]
-        columns += [{}, {}]
-    climbed = [(record, ladder) for record in records if (ladder := record.passed("ladder"))]
-    for record, ladder in climbed:
-        heading.append(f"{_name(record)}, {_short(ladder.world)}: communication under compute")
-        columns.append({rung["name"]: _share(rung["overlap"]) for rung in ladder.results["rungs"]})
-    if not climbed:
-        heading.append("communication under compute")
-        columns.append({})
-    return _table(
-        heading, [[f"`{name}`", *(column.get(name, NOT_RUN) for column in columns)] for name in (*TORCHS, *RUNGS)]
-    )
+    """A row per way to train that has run; "" if none has.
+
+    Two columns per step benchmark, and two per ladder: its steps, and the communication under compute.
+    """
+    columns: dict[str, dict[str, str]] = {}
+    for record, results in _parts(records, "step"):
+        for each in _runs(results):
+            place = f"{_name(record)}, {_short(each['world'])}"
+            for heading, key in (("median, ms", "median"), ("device model, ms", "model_seconds")):
+                columns[f"{place}: {heading}"] = {row["name"]: _ms(row[key]) for row in each["contestants"]}
+    for record, results in _parts(records, "ladder"):
+        place, rungs = f"{_name(record)}, {_short(results['world'])}, ladder", results["rungs"]
+        columns[f"{place}: median, ms"] = {rung["name"]: _ms(median(rung["step_seconds"])) for rung in rungs}
+        columns[f"{place}: communication under compute"] = {rung["name"]: _share(rung["overlap"]) for rung in rungs}
+    names = [name for name in (*TORCHS, *RUNGS) if any(name in column for column in columns.values())]
+    rows = [[f"`{name}`", *(column.get(name, NOT_RUN) for column in columns.values())] for name in names]
+    return _table(["one training step", *columns], rows) if rows else ""
+
+
+def _parts(records: Sequence[Record], name: str) -> Iterator[tuple[Record, dict[str, Any]]]:
+    """The results of a part, of each record in which it has passed."""
+    for record in records:
+        if part := record.passed(name):
+            yield record, part.results
 
 
 def _runs(results: dict[str, Any]) -> list[dict[str, Any]]:
@@ -144,7 +147,8 @@ def _share(overlap: float | None) -> str:
 
 
 def _notes(records: Sequence[Record]) -> Iterator[str]:
-    if any(re.search(_SHARE, _short(step.world)) for record in records if (step := record.passed("step"))):
+    timed = [*_parts(records, "step"), *_parts(records, "ladder")]
+    if any(re.search(_SHARE, _short(results["world"])) for _, results in timed):
         yield SHARED_TIMES
     for record in records:
         name = _name(record)

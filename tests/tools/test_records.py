@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def made_up() -> dict[str, Any]:
             "limiter.retries_with": 0,
         },
     }
-    rungs = [{"name": "fsdp-limit", "overlap": 0.625}]
+    rungs = [{"name": "fsdp-limit", "overlap": 0.625, "step_seconds": [0.03, 0.02, 0.04]}]
     bench = step(SHARED, None, torch_fsdp1=0.0123, fsdp_limit=0.011)
     alone = step("1 rank over NCCL, a GPU each: 1 GPU here", 0.0021, fsdp_limit=0.0029)
     return {
@@ -198,9 +198,9 @@ def test_a_record_fills_what_it_has_measured_and_nothing_else(folder: Path) -> N
     assert own == [NOT_RUN] * 6
     assert shared == ["Made-up 7 × 1", "2", "2.stub", "0.stub", NOT_RUN, "5, 0"]
     assert fake == ["Made-up 7 × 1", "rank 0", "2.stub", "0.stub", "75%", NOT_RUN]  # (10 + 8 - 12) of 8
-    assert rows["fsdp-limit"] == ["11", "none", "2.9", "2.1", "62%"]
-    assert rows["torch-fsdp1"] == ["12.3", "none", NOT_RUN, NOT_RUN, NOT_RUN]
-    assert rows["torch-ddp"] == [NOT_RUN] * 5
+    assert rows["fsdp-limit"] == ["11", "none", "2.9", "2.1", "30", "62%"]
+    assert rows["torch-fsdp1"] == ["12.3", "none", *[NOT_RUN] * 4]
+    assert "torch-ddp" not in rows  # nothing has trained so
     notes = [line for line in table.splitlines() if line.startswith("* ")]
     assert notes == [
         f"* {SHARED_TIMES}",
@@ -218,9 +218,17 @@ def test_every_rung_and_rival_of_the_benchmark_has_a_row() -> None:
 
 def test_two_records_stand_side_by_side(folder: Path) -> None:
     (record,) = find_records(folder)
-    rows = cells(worlds_table([record, record]))
+    rows = cells(worlds_table([record, replace(record, gpu="Made-up 8")]))
     assert [row[0] for row in rows].count("NCCL, several ranks on one GPU") == 2
-    assert {len(row) for row in rows[len(WORLDS) + 2 :]} == {1 + 2 * (2 * 2 + 1)}
+    assert {len(row) for row in rows[len(WORLDS) + 2 :]} == {1 + 2 * (2 + 2 + 2)}
+
+
+def test_what_no_part_has_measured_has_no_column(folder: Path) -> None:
+    (record,) = find_records(folder)
+    climbed = replace(record, parts={"ladder": record.parts["ladder"]})
+    assert {len(row) for row in cells(worlds_table([climbed]))[len(WORLDS) :]} == {3}
+    untimed = replace(record, parts={"tests": record.parts["tests"]})
+    assert len(cells(worlds_table([untimed]))) == len(WORLDS)
 
 
 def gpu_table(*words: str) -> subprocess.CompletedProcess[str]:
