@@ -33,13 +33,13 @@ def _marks(way: str) -> tuple[list[float], list[float]]:
     return found
 
 
-def _ticks(axes: Axes, at: list[float], height: float, colour: str) -> None:
+def _ticks(axes: Axes, at: list[float], top: float, colour: str) -> None:
     for time in at:
-        axes.plot([time, time], [height - 0.36, height + 0.36], color=colour, lw=6, solid_capstyle="butt")
+        axes.plot([time, time], [top, top + 0.38], color=colour, lw=6, solid_capstyle="butt")
 
 
 def draw_reductions() -> Figure:
-    """One lane of 1F1B; below it a row for each way, with a mark for each message."""
+    """One lane of 1F1B; below it two lanes for each way: a mark for each gather above, for each reduction below."""
     figure = canvas(4.7)
     axes = figure.subplots()
     run = runs()["1F1B"]
@@ -50,12 +50,12 @@ def draw_reductions() -> Figure:
     names = [f"rank {RANK} of {RANKS}"]
     for height, (name, way) in enumerate(WAYS.items(), 1):
         gathers, reductions = _marks(way)
-        _ticks(axes, gathers, height, GATHER)
-        _ticks(axes, reductions, height, REDUCE)
+        _ticks(axes, gathers, height - 0.41, GATHER)
+        _ticks(axes, reductions, height + 0.03, REDUCE)
         factor = (len(gathers) + len(reductions)) / sum(data_parallel("zero1", MICROS))
         for column, (number, colour) in enumerate(((len(gathers), GATHER), (len(reductions), REDUCE))):
             say(axes, run.length + 2.0 + 2.6 * column, height, f"{number}", color=colour, fontweight="bold")
-        say(axes, run.length + 8.6, height, f"{factor:g} x", fontweight="bold")
+        say(axes, run.length + 8.6, height, f"{factor:g} ×", fontweight="bold")
         names.append(name)
     say(axes, run.length + 3.3, 0, "messages", color=SOFT)
     say(axes, run.length + 8.6, 0, "bytes", color=SOFT)
