@@ -132,7 +132,7 @@ def draw_sequence() -> Figure:
 
 def draw_vocabulary() -> Figure:
     """Logits of some tokens, sharded along the vocabulary, and what each rank sends of them."""
-    figure = canvas(4.2)
+    figure = canvas(3.9)
     axes = figure.subplots()
     tokens, classes = 4, 7
     for rank, (colour, left) in enumerate(zip(RANKS, (0.0, 7.3), strict=True)):
@@ -150,6 +150,6 @@ def draw_vocabulary() -> Figure:
     box(axes, (0.0, -0.75), 14.16, 0.78, SUM)
     say(axes, 7.1, -0.36, "all-reduce: the maximum first, then both sums", color=ink_on(SUM))
     say(axes, -0.3, 3.35, "tokens", ha="right", color=SOFT)
-    say(axes, 7.1, -1.2, "white: the logit of a token's target", color=SOFT)
-    bare(axes, (-1.9, 14.4), (-1.5, 5.5))
+    say(axes, -0.3, 2.45, "white:\ntargets", ha="right", color=SOFT)
+    bare(axes, (-1.9, 14.4), (-0.9, 5.5))
     return figure

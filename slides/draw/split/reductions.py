@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from minifsdp.course.ladder.pipeline import data_parallel
-from minifsdp.course.plots.palette import GATHER, INK, REDUCE, SOFT, ink_on
+from minifsdp.course.plots.palette import GATHER, INK, PALE, REDUCE, SOFT, ink_on
 from minifsdp.course.plots.schedules import colour_of
 from minifsdp.course.reference.lab14 import when_to_reduce
 
@@ -35,7 +35,7 @@ def _marks(way: str) -> tuple[list[float], list[float]]:
 
 def _ticks(axes: Axes, at: list[float], top: float, colour: str) -> None:
     for time in at:
-        axes.plot([time, time], [top, top + 0.38], color=colour, lw=6, solid_capstyle="butt")
+        axes.plot([time, time], [top, top + 0.34], color=colour, lw=6, solid_capstyle="butt")
 
 
 def draw_reductions() -> Figure:
@@ -50,8 +50,9 @@ def draw_reductions() -> Figure:
     names = [f"rank {RANK} of {RANKS}"]
     for height, (name, way) in enumerate(WAYS.items(), 1):
         gathers, reductions = _marks(way)
-        _ticks(axes, gathers, height - 0.41, GATHER)
-        _ticks(axes, reductions, height + 0.03, REDUCE)
+        axes.barh(height, run.length + 1.5, 0.84, color=PALE, zorder=0)
+        _ticks(axes, gathers, height - 0.36, GATHER)
+        _ticks(axes, reductions, height + 0.02, REDUCE)
         factor = (len(gathers) + len(reductions)) / sum(data_parallel("zero1", MICROS))
         for column, (number, colour) in enumerate(((len(gathers), GATHER), (len(reductions), REDUCE))):
             say(axes, run.length + 2.0 + 2.6 * column, height, f"{number}", color=colour, fontweight="bold")
