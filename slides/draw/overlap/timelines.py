@@ -79,7 +79,7 @@ def mark_hidden(panel: Axes, spans: Sequence[Span]) -> None:
     colour = OUTCOME_COLOURS["right"]
     for begin, end in hidden:
         panel.plot([1e3 * begin, 1e3 * end], [-0.42, -0.42], color=colour, linewidth=6, solid_capstyle="butt")
-    says = f"underlined: hidden, {100 * share:.0f} % of communication"
+    says = f"underlined: {100 * share:.0f} % hidden"
     panel.set_title(says, loc="right", color=colour)
 
 
