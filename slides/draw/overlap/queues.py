@@ -93,7 +93,7 @@ def draw_waits() -> Figure:
 
 
 def name_wait(axes: Axes, begin: tuple[float, float], end: tuple[float, float], number: int) -> None:
-    """An arrow from what is waited for to what waits, with the wait's number beside its middle, the farther the flatter."""
+    """An arrow from what is waited for to what waits, with its number beside its middle, the farther the flatter."""
     arrow: Any = {"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0, "linewidth": 1.8}
     axes.annotate("", end, begin, arrowprops=arrow)
     flatness = 0.75 * (end[0] - begin[0]) / (end[1] - begin[1])  # in inches: 0.75 of the axes' units

@@ -58,10 +58,8 @@ def draw_recorded() -> Figure:
     }
     _draw(panels, "rank 0 alone, delayed collectives", alone, "{:.1f} ms", (COMPUTE, GATHER, COMPUTE, HIDDEN))
     limits = {
-        f"{name},\n{tests[f'limiter.retries_{key}']:.0f} retries".replace("1 retries", "1 retry"): tests[
-            f"limiter.reserved_{key}_mib"
-        ]
-        for name, key in (("no limit", "without"), ("k = 2", "with"))
+        f"no limit,\nretries: {tests['limiter.retries_without']}": tests["limiter.reserved_without_mib"],
+        f"k = 2,\nretries: {tests['limiter.retries_with']}": tests["limiter.reserved_with_mib"],
     }
     _draw(panels, "reserved", limits, "{:,.0f} MiB", BLOCK_COLOURS["in use"])
     return figure

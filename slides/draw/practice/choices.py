@@ -27,7 +27,12 @@ from minifsdp.course.plots.palette import (
 COMPUTE, COPY, HOST = (LANE_COLOURS[lane] for lane in ("compute", "copy", "host"))
 SMALL_MODEL = 100e6  # parameters
 REASONS = (  # a question; the answer if it is yes; why; the answer's colour
-    ("Do model and state fit?", "DDP, or ZeRO-1", "it sends 2Ψ, not 3Ψ; on a\nslow network: last question", STRATEGY_COLOURS["DDP"]),
+    (
+        "Do model and state fit?",
+        "DDP, or ZeRO-1",
+        "it sends 2Ψ, not 3Ψ; on a\nslow network: last question",
+        STRATEGY_COLOURS["DDP"],
+    ),
     (
         "Mostly activations?",
         "recompute first",
@@ -76,12 +81,12 @@ STEP = (  # of a unit: lane, length, colour, name; FSDP1 has no copies
     ("link", 1.1, COPY, "in"),
     ("link", 3.6, GATHER, "all-gather"),
     ("compute", 1.5, COPY, "out"),
-    ("compute", 2.8, COMPUTE, "forward"),
+    ("compute", 3.1, COMPUTE, "forward"),
     ("compute", 1.7, WHITE, "free"),
     ("link", 1.1, COPY, "in"),
     ("link", 3.6, GATHER, "all-gather"),
     ("compute", 1.5, COPY, "out"),
-    ("compute", 3.4, COMPUTE, "backward"),
+    ("compute", 3.5, COMPUTE, "backward"),
     ("compute", 1.1, COPY, "in"),
     ("link", 5.2, REDUCE, "reduce-scatter"),
 )
@@ -102,7 +107,7 @@ def draw_schedule() -> Figure:
         box(axes, (left, -1.1), 0.7, 0.6, colour)
         say(axes, left + 1.0, -0.8, text, ha="left", color=SOFT)
         left += 7.4
-    bare(axes, (-2.8, 26.8), (-1.2, 7.9))
+    bare(axes, (-2.8, 27.2), (-1.2, 7.9))
     return figure
 
 

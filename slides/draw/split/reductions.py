@@ -50,21 +50,21 @@ def draw_reductions() -> Figure:
     names = [f"rank {RANK} of {RANKS}"]
     for height, (name, way) in enumerate(WAYS.items(), 1):
         gathers, reductions = _marks(way)
-        axes.barh(height, run.length + 1.5, 0.84, color=PALE, zorder=0)
+        axes.barh(height, run.length + 0.8, 0.84, color=PALE, zorder=0)
         _ticks(axes, gathers, height - 0.36, GATHER)
         _ticks(axes, reductions, height + 0.02, REDUCE)
         factor = (len(gathers) + len(reductions)) / sum(data_parallel("zero1", MICROS))
         for column, (number, colour) in enumerate(((len(gathers), GATHER), (len(reductions), REDUCE))):
-            say(axes, run.length + 2.0 + 2.6 * column, height, f"{number}", color=colour, fontweight="bold")
-        say(axes, run.length + 8.6, height, f"{factor:g} ×", fontweight="bold")
+            say(axes, run.length + 2.8 + 2.6 * column, height, f"{number}", color=colour, fontweight="bold")
+        say(axes, run.length + 9.2, height, f"{factor:g} ×", fontweight="bold")
         names.append(name)
-    say(axes, run.length + 3.3, 0, "messages", color=SOFT)
-    say(axes, run.length + 8.6, 0, "bytes", color=SOFT)
+    say(axes, run.length + 4.1, 0, "messages", color=SOFT)
+    say(axes, run.length + 9.2, 0, "bytes", color=SOFT)
     say(axes, 0, 5.0, "all-gather of parameters", ha="left", color=GATHER, fontweight="bold")
     say(axes, 19, 5.0, "reduce-scatter of gradients", ha="left", color=REDUCE, fontweight="bold")
     axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
-    axes.set(xticks=[], ylim=(5.4, -0.6), xlim=(-0.4, run.length + 10.5))
+    axes.set(xticks=[], ylim=(5.4, -0.6), xlim=(-0.4, run.length + 11.0))
     for side in axes.spines.values():
         side.set_visible(False)
     return figure
