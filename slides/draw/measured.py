@@ -1,4 +1,4 @@
-"""Measurements that are in git: the ladder's runs for the decks, and what the labs print."""
+"""Measurements that are in git: the ladder's runs for the decks, what the labs print, and a record of a GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 SLIDES = Path(__file__).parents[1]
 LABS = SLIDES.parent / "labs"
+RECORD = SLIDES.parent / "benchmarks" / "records" / "nvidia-h100-80gb-hbm3-x1.json"
 
 
 @cache
@@ -17,6 +18,13 @@ def rungs(ranks: int = 2) -> dict[str, dict[str, Any]]:
     runs: Any = json.loads((SLIDES / "measured.json").read_text())["runs"]
     (run,) = (each for each in runs if each["ranks"] == ranks)
     return {rung["name"]: rung for rung in run["rungs"]}
+
+
+@cache
+def recorded() -> dict[str, Any]:
+    """The parts of the record of one H100 that two ranks share, as `make gpu-check` wrote them."""
+    parts: dict[str, Any] = json.loads(RECORD.read_text())["parts"]
+    return parts
 
 
 def told(lab: str, claim: str) -> list[str]:

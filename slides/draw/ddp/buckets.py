@@ -6,7 +6,7 @@ from typing import Any
 
 from draw.canvas import MIB, canvas
 from draw.ddp.drawing import GOOD
-from draw.ddp.runs import CAP, ON_PAPER, all_reduce, backward_of, bucket_sizes, exposed, parameters, rung
+from draw.ddp.runs import CAP, ON_PAPER, SIZE, all_reduce, backward_of, bucket_sizes, exposed, parameters, rung
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -38,7 +38,7 @@ def draw_buckets() -> Figure:
         left += width
     middle = left - width / 2
     axes.text(middle, 2.0, "embedding", ha="center", va="center", color=ink_on(colour))
-    says = f"{len(parameters())} gradients of GPT-2, by block, last first"
+    says = f"{len(parameters())} gradients of a {SIZE}, by block, last first"
     axes.text(0, 2.92, says, color=as_text(colour), fontweight="bold")
     axes.set(xlim=(0, left), ylim=(-0.1, 3.35))
     left = 0.0
@@ -84,7 +84,7 @@ def draw_timeline() -> Figure:
         for start, width in copies[5:6]:
             axes.text(start + width / 2, y + 1.02, "copies", ha="center", color=as_text(LANE_COLOURS["copy"]))
     axes.text(9.3, -0.52, "all-reduces", ha="right", va="center", color=reduce)
-    axes.text(1.12 * longest, -6.75, f"GPT-2, {ON_PAPER}", color=SOFT, ha="right")
+    axes.text(1.12 * longest, -6.75, f"{SIZE}, {ON_PAPER}", color=SOFT, ha="right")
     axes.set(xlim=(-0.24 * longest, 1.12 * longest), ylim=(-6.9, 1.0))
     axes.axis("off")
     return figure
@@ -104,7 +104,7 @@ def draw_caps() -> Figure:
     floor = 1e3 * all_reduce(max(p.nbytes for p in parameters().values()))
     axes.axhline(floor, color=SOFT, linewidth=1.4, linestyle=(0, (4, 3)))
     axes.text(0, floor - 0.35, f"{floor:.1f} ms: the embedding, which comes last", va="top")
-    axes.text(len(CAPS) - 1, 0.25, f"GPT-2, {ON_PAPER}", color=SOFT, ha="right")
+    axes.text(len(CAPS) - 1, 0.2, f"{SIZE},\n{ON_PAPER}", color=SOFT, ha="right", linespacing=1.05)
     axes.set_xticks(range(len(CAPS)), ["each\nalone", *map(str, CAPS[1:-1]), "all in\none"])
     axes.set(ylim=(0, 10.8), xlabel="bucket cap, MiB", ylabel="ms after the last gradient")
     return figure

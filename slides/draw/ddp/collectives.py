@@ -83,7 +83,10 @@ def draw_primitives() -> Figure:
         axes.set(xlim=(-0.5, 9.9), ylim=(-4.1, 0.1), aspect="equal")
         axes.axis("off")
 
-    says = "a column is a rank, a row is a chunk, four stripes are a sum;\nsend and receive are not a collective"
+    says = (
+        "column: rank; row: chunk; number and shade: the rank that the data comes from;\n"
+        "four stripes: a sum; send and receive are not a collective"
+    )
     figure.supxlabel(says, color=SOFT, fontsize=18)
     return figure
 

@@ -1,4 +1,4 @@
-"""GPT-2 under DDP on a simulated GPU: its gradients, its buckets, and the seconds of both."""
+"""A GPT as large as GPT-2 under DDP on a simulated GPU: its gradients, its buckets, and the seconds of both."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP, naive
 from minifsdp.ddp.bucketed import assign_buckets
 
 gpt2: Callable[[], GPT] = partial(GPT, vocabulary=50257, width=768, layers=12, heads=12, context=1024, tied=True)
+SIZE = "GPT as large as GPT-2"
 GPUS = 16
 PAPER = replace(A100, issue=A100.launch, segment=(0.0, 0.0))  # the table's issue is FSDP's bookkeeping
 ON_PAPER = f"simulated {PAPER.name}, {GPUS} ranks: modelled, not measured"

@@ -77,7 +77,7 @@ def draw_busiest() -> Figure:
     axes.plot(counts, [n - 1 for n in counts], color=BAD)
     axes.text(7.4, 9.6, "gather all, add:\nN - 1", ha="right", color=as_text(BAD), va="center")
     axes.plot(counts, [ceil(log2(n)) for n in counts], color=OTHER)
-    axes.text(300, 9.2, "binomial trees, reduce\nand broadcast: log₂ N", color=as_text(OTHER), va="center", ha="right")
+    axes.text(160, 9.2, "binomial trees, reduce\nand broadcast: log₂ N", color=as_text(OTHER), va="center", ha="right")
     axes.plot(counts, [2 * (n - 1) / n for n in counts], color=GOOD, linewidth=5)
     axes.text(1024, 2.75, "ring: 2 (N - 1) / N, below 2", color=GOOD, va="center", ha="right", fontweight="bold")
     sent = [max(sent_bytes(ring_all_reduce, n)) for n in counts[:3]]

@@ -13,6 +13,7 @@ from draw.overlap.limits import draw_limiter, draw_limits, limited
 from draw.overlap.pools import draw_pools
 from draw.overlap.prefetch import draw_issue, draw_unbounded, prefetch_gain
 from draw.overlap.queues import QUEUEING, draw_queue, draw_waits, forward_pieces
+from draw.overlap.recorded import draw_recorded, rungs_recorded, tested
 from draw.overlap.rules import draw_rules
 from draw.overlap.runs import DEEP, GPT, big, laptop, race
 from draw.overlap.stall import draw_retry, steps
@@ -61,6 +62,8 @@ def numbers() -> dict[str, Any]:
         "four": {name: rung["bytes"]["peak"] for name, rung in ladder.items()},
         "sent": {name: rung["sent"] for name, rung in ladder.items()},
         "gpu": GPT.device.name,
+        "recorded": rungs_recorded(),
+        "tested": tested(),
     }
 
 
@@ -84,5 +87,6 @@ FIGURES: dict[str, Draw] = {
     "overlap-limiter": draw_limiter,
     "overlap-limits": draw_limits,
     "overlap-rungs": draw_rungs,
+    "overlap-recorded": draw_recorded,
     "overlap-one-block": draw_one_block,
 }

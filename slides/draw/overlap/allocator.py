@@ -111,6 +111,7 @@ def draw_lives(name: str) -> Figure:
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.spines["left"].set_visible(False)
     axes.set_xlim(0, longest)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel(f"ms, modelled: {DEEP.recorded} blocks of a {GPT.name} model on a simulated A100")
     _draw_peaks(axes, big(DEEP, name))
     last = 1e3 * max(freed for _, (_, freed, _) in found)

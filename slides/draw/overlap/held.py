@@ -70,7 +70,10 @@ def draw_one_block() -> Figure:
         at = 1e3 * QUEUEING * place
         box(axes, at, LANES["host"], 1e3 * QUEUEING, names[work], "" if work == "copy out" else str(place // 3))
     axes.text(
-        1e3 * QUEUEING * len(works) + 0.15, LANES["host"], "all queued; the host never waits", va="center_baseline"
+        1e3 * QUEUEING * len(works) + 0.15,
+        LANES["host"],
+        "all queued, copies without a number; the host never waits",
+        va="center_baseline",
     )
     gathers, copies, computes = (_spans(spans, work) for work in names)
     for number in range(UNITS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import hypot
 from typing import Any, NamedTuple
 
 from draw.canvas import canvas
@@ -92,9 +93,10 @@ def draw_waits() -> Figure:
 
 
 def name_wait(axes: Axes, begin: tuple[float, float], end: tuple[float, float], number: int) -> None:
-    """An arrow from what is waited for to what waits, with the wait's number beside its middle."""
+    """An arrow from what is waited for to what waits, with its number beside its middle, the farther the flatter."""
     arrow: Any = {"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0, "linewidth": 1.8}
     axes.annotate("", end, begin, arrowprops=arrow)
-    middle = (begin[0] + end[0]) / 2 + 0.42, (begin[1] + end[1]) / 2
+    flatness = 0.75 * (end[0] - begin[0]) / (end[1] - begin[1])  # in inches: 0.75 of the axes' units
+    middle = (begin[0] + end[0]) / 2 + 0.42 * hypot(1, flatness), (begin[1] + end[1]) / 2
     round_box: Any = {"boxstyle": "circle,pad=0.12", "facecolor": INK, "edgecolor": "none"}
     axes.text(*middle, str(number), ha="center", va="center", color="white", fontweight="bold", bbox=round_box)

@@ -9,7 +9,7 @@ from draw.practice.accumulation import draw_accumulation
 from draw.practice.checkpoints import commit_calls, draw_recomputed, draw_rows
 from draw.practice.choices import draw_reasons, draw_schedule, draw_tools
 from draw.practice.construction import draw_construction
-from draw.practice.hybrid import draw_decisions, draw_hybrid, draw_leaves
+from draw.practice.hybrid import draw_decisions, draw_hybrid, draw_leaves, more_with_ddp
 from draw.practice.model import RANKS, elements
 from draw.practice.offload import draw_offload
 from draw.practice.precision import draw_dtypes, draw_ranges, small_steps
@@ -31,6 +31,7 @@ def numbers() -> dict[str, Any]:
         "full": 4 * sum(units),
         "unit": 4 * max(units),
         "trained": tuned(),
+        "more_with_ddp": more_with_ddp(),
     }
 
 

@@ -15,17 +15,24 @@ from minifsdp.course.plots.palette import (
     LANE_COLOURS,
     LINE,
     PALE,
+    RANK_COLOURS,
     REDUCE,
     SOFT,
     STRATEGY_COLOURS,
     TAG_COLOURS,
+    WHITE,
     ink_on,
 )
 
 COMPUTE, COPY, HOST = (LANE_COLOURS[lane] for lane in ("compute", "copy", "host"))
 SMALL_MODEL = 100e6  # parameters
 REASONS = (  # a question; the answer if it is yes; why; the answer's colour
-    ("Do model and state fit?", "DDP, or ZeRO-1", "it sends 2Ψ, not 3Ψ", STRATEGY_COLOURS["DDP"]),
+    (
+        "Do model and state fit?",
+        "DDP, or ZeRO-1",
+        "it sends 2Ψ, not 3Ψ; on a\nslow network: last question",
+        STRATEGY_COLOURS["DDP"],
+    ),
     (
         "Mostly activations?",
         "recompute first",
@@ -70,41 +77,54 @@ def draw_reasons() -> Figure:
     return figure
 
 
+STEP = (  # of a unit: lane, length, colour, name; FSDP1 has no copies
+    ("link", 1.1, COPY, "in"),
+    ("link", 3.6, GATHER, "all-gather"),
+    ("compute", 1.5, COPY, "out"),
+    ("compute", 3.1, COMPUTE, "forward"),
+    ("compute", 1.7, WHITE, "free"),
+    ("link", 1.1, COPY, "in"),
+    ("link", 3.6, GATHER, "all-gather"),
+    ("compute", 1.5, COPY, "out"),
+    ("compute", 3.5, COMPUTE, "backward"),
+    ("compute", 1.1, COPY, "in"),
+    ("link", 5.2, REDUCE, "reduce-scatter"),
+)
+SHARDS = RANK_COLOURS[0], RANK_COLOURS[2]  # of ranks 0 and 1
+Layout = tuple[tuple[float, float, int, str], ...]
+FLAT: Layout = ((0.0, 5.3, 0, "w"), (5.3, 1.7, 1, "w"), (7.0, 3.6, 1, "b"))  # left, width, rank, parameter
+ROWS: Layout = ((0.0, 4.2, 0, "w"), (4.2, 2.8, 1, "w"), (7.5, 1.8, 0, "b"), (9.3, 1.8, 1, "b"))
+
+
 def draw_schedule() -> Figure:
-    """A unit's step under FSDP1 and FSDP2: the same gathers, computations and reductions, and copies around them."""
-    figure = canvas(4.6)
+    """A unit's parameters and its step under FSDP1 and FSDP2: the same order, other shards, and copies."""
+    figure = canvas(5.1)
     axes = figure.subplots()
-    both = (
-        (1.0, 4.1, 0, GATHER, "all-gather"),
-        (5.1, 8.1, 1, COMPUTE, "forward"),
-        (10.7, 13.8, 0, GATHER, "all-gather"),
-        (14.8, 18.2, 1, COMPUTE, "backward"),
-        (19.2, 23.8, 0, REDUCE, "reduce-scatter"),
-    )
-    copies = (
-        (0.1, 1.0, 0, "in"),
-        (4.1, 5.1, 1, "out"),
-        (9.8, 10.7, 0, "in"),
-        (13.8, 14.8, 1, "out"),
-        (18.2, 19.2, 1, "in"),
-    )
-    rows: Any = {
-        "FSDP1: one flat parameter per unit, split anywhere": (3.6, ()),
-        "FSDP2: rows of each parameter, copied in and out of a buffer": (0.0, copies),
-    }
-    for title, (bottom, more) in rows.items():
-        say(axes, 0.1, bottom + 2.45, title, ha="left", fontweight="bold")
-        for lane, name in enumerate(("link", "compute")):
-            say(axes, -0.3, bottom + lane + 0.42, name, ha="right")
-        for begin, end, lane, colour, text in both:
-            box(axes, (begin, bottom + lane), end - begin, 0.84, colour)
-            say(axes, (begin + end) / 2, bottom + lane + 0.42, text, color=ink_on(colour))
-        for begin, end, lane, text in more:
-            box(axes, (begin, bottom + lane), end - begin, 0.84, COPY)
-            say(axes, (begin + end) / 2, bottom + lane + 0.42, text, color=ink_on(COPY))
-        say(axes, 8.9, bottom + 1.42, "free", color=SOFT)
-    bare(axes, (-2.6, 23.9), (-0.1, 6.5))
+    _draw_unit(axes, 4.4, "FSDP1: one flat parameter", FLAT, copies=False)
+    _draw_unit(axes, 0.0, "FSDP2: rows of each parameter", ROWS, copies=True)
+    left = 4.2
+    for colour, text in (*zip(SHARDS, ("rank 0's shards", "rank 1's shards"), strict=True), (COPY, "copies")):
+        box(axes, (left, -1.1), 0.7, 0.6, colour)
+        say(axes, left + 1.0, -0.8, text, ha="left", color=SOFT)
+        left += 7.4
+    bare(axes, (-2.8, 27.2), (-1.2, 7.9))
     return figure
+
+
+def _draw_unit(axes: Axes, bottom: float, title: str, layout: Layout, copies: bool) -> None:
+    """Its title and whose elements are whose; below them, its step on compute and link."""
+    say(axes, 0.0, bottom + 2.9, title, ha="left", fontweight="bold")
+    for left, width, rank, text in layout:
+        box(axes, (13.4 + left, bottom + 2.5), width, 0.84, SHARDS[rank])
+        say(axes, 13.4 + left + width / 2, bottom + 2.92, text, color=ink_on(SHARDS[rank]))
+    heights, at = {"link": bottom, "compute": bottom + 1.0}, 0.0
+    for lane, height in heights.items():
+        say(axes, -0.3, height + 0.42, lane, ha="right")
+    for lane, length, colour, text in STEP:
+        if copies or colour != COPY:
+            box(axes, (at, heights[lane]), length, 0.84, colour)
+            say(axes, at + length / 2, heights[lane] + 0.42, text, color=SOFT if colour == WHITE else ink_on(colour))
+            at += length
 
 
 def draw_tools() -> Figure:

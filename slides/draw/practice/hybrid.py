@@ -103,6 +103,12 @@ def draw_leaves() -> Figure:
     return figure
 
 
+def more_with_ddp() -> float:
+    """On 8 hosts of 8: how many more bytes leave a host with F = 1 than with F = 8, as a share of the latter."""
+    alone, inside = (traffic([1], 64, 8, factor).leaves for factor in (1, 8))
+    return alone / inside - 1
+
+
 def draw_decisions() -> Figure:
     """What lab 11's cost model chooses, by model and cluster."""
     head, *lines = [re.split(r"\s{2,}", line.strip()) for line in told("11", "C44") if line.strip()]

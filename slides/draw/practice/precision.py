@@ -70,11 +70,11 @@ def draw_ranges() -> Figure:
         text = f"{bits} mantissa bits, {least:.0e} to {largest}"
         axes.text(least, height + 0.29, text, va="bottom", ha="left", color=as_text(colours[name]))
     axes.plot([gradient] * 2, [-0.42, 0.25], color=INK, linewidth=2)
-    axes.text(gradient / 3, -0.36, f"gradient {gradient:.0e}: 0 in fp16", ha="right", va="center")
+    axes.text(gradient / 50, -0.36, f"gradient {gradient:.0e}: 0 in fp16", ha="right", va="center")
     axes.annotate(
         "", (gradient * scale, -0.36), (gradient, -0.36), arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 2}
     )
-    axes.text(gradient * scale * 3, -0.36, f"times {scale:,.0f}: in range", ha="left", va="center")
+    axes.text(gradient * scale * 20, -0.36, f"times {scale:,.0f}: in range", ha="left", va="center")
     axes.set_xscale("log")
     axes.set_xlim(1e-46, 1e40)
     axes.set_ylim(-0.6, 2.75)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache, partial
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -98,7 +98,7 @@ def tuned() -> dict[str, tuple[int, int]]:
 
 
 def draw_policies() -> Figure:
-    """The parameters of one model in the units that each policy makes of it."""
+    """The units that each policy makes of one model, each as wide as its parameters."""
     figure, axes = bare(4.8, 1.82, 5.8, left=-0.3, bottom=-0.6)
     heads = ("units", "collectives", "unsharded\nat the peak")
     for place, head in enumerate(heads):
@@ -106,16 +106,17 @@ def draw_policies() -> Figure:
     for number, (name, policy) in enumerate(POLICIES.items()):
         bottom = 4.2 - number
         params, peak = cut(policy)
-        units, whole = list(dict(params)), sum(numel for _, numel in params)
+        sizes = Counter({"": 0})  # the root first
+        for unit, numel in params:
+            sizes[unit] += numel
         axes.text(-0.02, bottom + 0.3, name, ha="right", va="center")
         left = 0.0
-        for unit, several in groupby(params, key=lambda each: each[0]):
-            width = sum(numel for _, numel in several) / whole
-            colour = UNIT_COLOURS[units.index(unit) % len(UNIT_COLOURS)] if unit else SOFT
+        for number, size in enumerate(sizes.values()):
+            width = size / sizes.total()
+            colour = UNIT_COLOURS[number % len(UNIT_COLOURS)] if number else SOFT
             axes.add_patch(Rectangle((left, bottom), width, 0.6, facecolor=colour, edgecolor="white", linewidth=0.8))
             left += width
-        count = len({*units, ""})
-        cells = (str(count), str(3 * count - 1), f"{peak / MIB:.2f} MiB")
+        cells = (str(len(sizes)), str(3 * len(sizes) - 1), f"{peak / MIB:.2f} MiB")
         for place, cell in enumerate(cells):
             axes.text(1.13 + (0.0, 0.36, 0.67)[place], bottom + 0.3, cell, ha="right", va="center")
     psi = sum(p.numel() for p in lab10as().parameters())

@@ -67,15 +67,15 @@ def draw_subclass() -> Figure:
     say(axes, 14.9, 1.8, "all ranks'", color=INK)
     box(axes, (20.2, 1.3), 3.2, 1.0, FLOAT8)
     say(axes, 21.8, 1.8, "the weight", color=INK)
-    for left in (7.6, 14.3, 21.2):
-        box(axes, (left, 2.5), 1.2, 0.5, BF16)
-    say(axes, 9.1, 2.75, "scale", ha="left", color=SOFT)
+    for left in (7.4, 14.1, 21.0):
+        box(axes, (left, 2.45), 1.6, 0.6, FP32)
+        say(axes, left + 0.8, 2.75, "scale", color=ink_on(FP32))
     _arrow(axes, 3.6, 7.2, 1.8, "quantize")
     _arrow(axes, 9.2, 13.0, 1.8, "all-gather", GATHER)
     _arrow(axes, 16.8, 20.0, 1.8, "rebuild")
     _brace(axes, 3.6, 9.0, 0.95, "fsdp_pre_all_gather")
     _brace(axes, 13.2, 23.4, 0.95, "fsdp_post_all_gather")
     say(axes, 0.0, 3.4, "4 bytes per element", ha="left", color=SOFT)
-    say(axes, 7.4, 3.4, "1 byte", ha="left", color=SOFT)
+    say(axes, 7.4, 3.4, "1 byte per element, and a scale in fp32", ha="left", color=SOFT)
     bare(axes, (-0.1, 23.6), (0.0, 3.8))
     return figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draw.canvas import MIB, canvas
+from draw.canvas import KIB, canvas
 from draw.fsdp.drawing import bare, box, say
 from matplotlib.figure import Figure
 
@@ -66,15 +66,15 @@ def draw_added() -> Figure:
     flat, each = both()
     for place, (what, colour) in enumerate(rows.values()):
         for low, bytes_, name in ((-0.22, flat, "fsdp"), (0.22, each, "fsdp2")):
-            size = getattr(bytes_, what) / MIB
+            size = getattr(bytes_, what) / KIB
             axes.barh(place + low, size, 0.4, color=colour)
-            says = f"{name}: {size:.2f} MiB"
+            says = f"{name}: {size:,.0f} KiB"
             if bytes_ is each:
                 says += f", {getattr(each, what) / getattr(flat, what) - 1:+.1%}".replace("%", " %")
-            axes.text(size + 0.08, place + low, says, va="center_baseline")
+            axes.text(size + 80, place + low, says, va="center_baseline")
     axes.set_yticks(range(len(rows)), list(rows))
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.invert_yaxis()
-    axes.set(xlim=(0, 12.6), xticks=[])
+    axes.set(xlim=(0, 12_900), xticks=[])
     axes.spines[["left", "bottom"]].set_visible(False)
     return figure

@@ -149,6 +149,7 @@ def draw_vocabulary() -> Figure:
             say(axes, left + 2.28 * place + 1.1, 0.74, text, color=ink_on(colour))
     box(axes, (0.0, -0.75), 14.16, 0.78, SUM)
     say(axes, 7.1, -0.36, "all-reduce: the maximum first, then both sums", color=ink_on(SUM))
-    say(axes, -0.3, 3.35, "tokens", ha="right", color=SOFT)
+    say(axes, -0.3, 3.9, "tokens", ha="right", color=SOFT)
+    say(axes, -0.3, 2.7, "white:\ntargets", ha="right", color=SOFT)
     bare(axes, (-1.9, 14.4), (-0.9, 5.5))
     return figure

@@ -9,8 +9,9 @@ from draw.fsdp.drawing import say
 from draw.measured import told
 from draw.split.lanes import MICROS, RANKS
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from minifsdp.course.plots.palette import EARLIER_COLOURS, TAG_COLOURS, ink_on
+from minifsdp.course.plots.palette import EARLIER_COLOURS, TAG_COLOURS
 
 LINE = re.compile(r"(gpipe|one_f_one_b) +rank (\d): +([\d,]+) bytes of activations, (\d) x")
 
@@ -48,7 +49,7 @@ def draw_kept() -> Figure:
     axes.set_ylim(0, 6.2)
     axes.set_xlim(-0.55, RANKS - 0.45)
     axes.set_ylabel("MiB of activations")
-    for left, name, colour in ((0.85, "GPipe", colours["gpipe"]), (1.5, "1F1B", colours["one_f_one_b"])):
-        say(axes, left, 5.75, f" {name} ", ha="left", color=ink_on(colour), bbox={"facecolor": colour, "lw": 0})
-    say(axes, 2.05, 5.75, f"numbers: how many of {MICROS}\nmicro-batches are held", ha="left")
+    keys = [Patch(color=colour, label=name) for name, colour in zip(("GPipe", "1F1B"), colours.values(), strict=True)]
+    axes.legend(handles=keys, loc="upper left", bbox_to_anchor=(0.14, 1.04), ncols=2)
+    say(axes, 1.75, 5.9, f"numbers: micro-batches held, of {MICROS}", ha="left")
     return figure

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from minifsdp.course.ladder.pipeline import data_parallel
-from minifsdp.course.plots.palette import GATHER, INK, REDUCE, SOFT, ink_on
+from minifsdp.course.plots.palette import GATHER, INK, PALE, REDUCE, SOFT, ink_on
 from minifsdp.course.plots.schedules import colour_of
 from minifsdp.course.reference.lab14 import when_to_reduce
 
@@ -33,13 +33,13 @@ def _marks(way: str) -> tuple[list[float], list[float]]:
     return found
 
 
-def _ticks(axes: Axes, at: list[float], height: float, colour: str) -> None:
+def _ticks(axes: Axes, at: list[float], top: float, colour: str) -> None:
     for time in at:
-        axes.plot([time, time], [height - 0.36, height + 0.36], color=colour, lw=6, solid_capstyle="butt")
+        axes.plot([time, time], [top, top + 0.34], color=colour, lw=6, solid_capstyle="butt")
 
 
 def draw_reductions() -> Figure:
-    """One lane of 1F1B; below it a row for each way, with a mark for each message."""
+    """One lane of 1F1B; below it two lanes for each way: a mark for each gather above, for each reduction below."""
     figure = canvas(4.7)
     axes = figure.subplots()
     run = runs()["1F1B"]
@@ -50,20 +50,21 @@ def draw_reductions() -> Figure:
     names = [f"rank {RANK} of {RANKS}"]
     for height, (name, way) in enumerate(WAYS.items(), 1):
         gathers, reductions = _marks(way)
-        _ticks(axes, gathers, height, GATHER)
-        _ticks(axes, reductions, height, REDUCE)
+        axes.barh(height, run.length + 0.8, 0.84, color=PALE, zorder=0)
+        _ticks(axes, gathers, height - 0.36, GATHER)
+        _ticks(axes, reductions, height + 0.02, REDUCE)
         factor = (len(gathers) + len(reductions)) / sum(data_parallel("zero1", MICROS))
         for column, (number, colour) in enumerate(((len(gathers), GATHER), (len(reductions), REDUCE))):
-            say(axes, run.length + 2.0 + 2.6 * column, height, f"{number}", color=colour, fontweight="bold")
-        say(axes, run.length + 8.6, height, f"{factor:g} x", fontweight="bold")
+            say(axes, run.length + 2.8 + 2.6 * column, height, f"{number}", color=colour, fontweight="bold")
+        say(axes, run.length + 9.2, height, f"{factor:g} ×", fontweight="bold")
         names.append(name)
-    say(axes, run.length + 3.3, 0, "messages", color=SOFT)
-    say(axes, run.length + 8.6, 0, "bytes", color=SOFT)
+    say(axes, run.length + 4.1, 0, "messages", color=SOFT)
+    say(axes, run.length + 9.2, 0, "bytes", color=SOFT)
     say(axes, 0, 5.0, "all-gather of parameters", ha="left", color=GATHER, fontweight="bold")
     say(axes, 19, 5.0, "reduce-scatter of gradients", ha="left", color=REDUCE, fontweight="bold")
     axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
-    axes.set(xticks=[], ylim=(5.4, -0.6), xlim=(-0.4, run.length + 10.5))
+    axes.set(xticks=[], ylim=(5.4, -0.6), xlim=(-0.4, run.length + 11.0))
     for side in axes.spines.values():
         side.set_visible(False)
     return figure
