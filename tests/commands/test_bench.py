@@ -204,6 +204,7 @@ def test_bytes_are_those_of_the_model_and_its_state(record):
     assert record["memory"] == memory.ON_CPU
 
 
+@pytest.mark.slow
 def test_measured_again_it_holds_as_much():
     """Nothing is left of those that were measured in between."""
     settings = replace(SMALL, only=("torch-ddp-view", "our-ddp", "torch-fsdp1", "fsdp"))

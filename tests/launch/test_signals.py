@@ -154,7 +154,8 @@ def test_it():
 
 
 @pytest.mark.usefixtures("ignored")
-@pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.slow), ["-n", "1"]], ids=["alone", "workers"])
+@pytest.mark.parametrize("options", [[], ["-n", "1"]], ids=["alone", "workers"])
+@pytest.mark.slow
 def test_tests_in_the_background_start_what_hears_signals(tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "test_it.py").write_text(HEARS)
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text())

@@ -70,6 +70,7 @@ def losses(folder: Path) -> dict[str, list[float]]:
     return {rung["name"]: rung["losses"] for rung in record["rungs"]}
 
 
+@pytest.mark.slow
 def test_the_ladder_has_the_losses_that_it_has_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit: gloo reduces in an order that depends on the ranks, not on where they are."""
     first, second = two_nodes(tmp_path, *LADDER, "--ranks=4")

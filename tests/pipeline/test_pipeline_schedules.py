@@ -88,8 +88,9 @@ def test_the_lists_are_torchs(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_plans_are_complete_and_end(name: str) -> None:
-    for ranks, micros in [*SIZES, (64, 128)]:
+@pytest.mark.parametrize("sizes", [SIZES, pytest.param([(64, 128)], marks=pytest.mark.slow)], ids=["small", "large"])
+def test_plans_are_complete_and_end(name: str, sizes: list[tuple[int, int]]) -> None:
+    for ranks, micros in sizes:
         for per_rank in ORDERS[name][2][-2:]:
             try:
                 plan = plan_of(name, ranks, micros, per_rank)

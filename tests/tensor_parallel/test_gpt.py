@@ -77,7 +77,7 @@ def assert_trains_as_one_process(
         torch.testing.assert_close(plain(name, p, q).data, q.data, rtol=0, atol=1e-9)
 
 
-@check(ranks=(2, 3, 4), slow=(3,), options=OPTIONS, tied=(False, True))
+@check(ranks=(2, 3, 4), slow=(2, 3), options=OPTIONS, tied=(False, True))
 def it_trains_as_one_process_does(options: dict[str, bool], tied: bool) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     alone = gpt(tied=tied)

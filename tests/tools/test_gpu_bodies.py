@@ -291,6 +291,7 @@ def test_a_failed_check_ends_its_launch_and_those_after_it_get_another() -> None
         checks.assert_passed(2, "fails_inside_pytest", GLOO)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_all_are_skipped_with_the_reason() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "MINIFSDP_DEVICE"}
     environment["CUDA_VISIBLE_DEVICES"] = ""

@@ -320,6 +320,7 @@ def test_its_help_has_an_example(run: Callable[..., Done]) -> None:
     assert "Example: python -m tools.gpu_check --part" in done.out
 
 
+@pytest.mark.slow
 def test_on_this_machine_the_real_question_is_answered(monkeypatch: Any, tmp_path: Path) -> None:
     """CUDA is asked in a process of its own, which sees no GPU: hidden where there is one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
