@@ -1049,8 +1049,8 @@ plots.lines(
     xlabel="ranks (logarithmic)",
     ylabel="step time for 512 samples, s (logarithmic)",
     title="On 64 times as many ranks, a step is "
-    f"{series['fully sharded'][1][0] / last['fully sharded']:.0f} times as fast, and "
-    f"{series['hybrid'][1][0] / last['hybrid']:.0f} times with F = 8",
+    f"{series['fully sharded'][1][0] / last['fully sharded']:.0f} times as fast fully sharded, "
+    f"{series['hybrid'][1][0] / last['hybrid']:.0f} times hybrid",
     says="The same work on more ranks. A line leaves the diamonds where the network limits it, and turns flat: a "
     "host sends 3 models fully sharded and 2 with hybrid sharding, however many hosts there are. Up to "
     f"{together} ranks, the lines coincide; on 512, a step takes {last['fully sharded']:.1f} s and "

@@ -112,7 +112,7 @@ def _name_phases(row: Axes, phases: Sequence[Span], low: float, over: float, lon
         left, right = (at, at + width) if at + width <= longest else (at - width, at)
         line = 1 + max((line for start, end, line in placed if start < right and left < end), default=-1)
         placed.append((left, right, line))
-        row.vlines(at, low, over + 0.1 + _LINE * line, color="black", linewidth=0.6)
+        row.vlines(at, low, over - 0.03 + _LINE * line, color="black", linewidth=0.6)
         x, side = (at + gap, "left") if left == at else (at - gap, "right")
         row.text(x, over - 0.45 + _LINE * line, name, fontsize=7, ha=side, va="bottom")
     return 1 + max((line for *_, line in placed), default=0)
