@@ -1281,8 +1281,8 @@ assert all(each["peak"] < none["peak"] for name, each in again.items() if name !
 # %%
 plots.stages(
     {name: again[name]["at_peak"] for name in ("none", "inside", "around, reentrant")},
-    title=f"Recomputation lowers the peak from {none['peak'] / MIB:.2f} MiB to {inside['peak'] / MIB:.2f} inside the "
-    f"units, {again['around, reentrant']['peak'] / MIB:.2f} around them",
+    title=f"Recomputation lowers the peak from {none['peak'] / MIB:.2f} MiB to {inside['peak'] / MIB:.2f} inside, "
+    f"{again['around, reentrant']['peak'] / MIB:.2f} around the units",
     says="Memory of a rank at the peak of a step, without checkpoints, with checkpoints inside the units, and around "
     "them. The peaks come at different moments, so more than activations differs. The table has model state's peak.",
     lab="10b",
