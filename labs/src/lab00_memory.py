@@ -326,8 +326,8 @@ plots.lines(
     source="table 1 of the paper",
     xlabel="ranks N",
     ylabel="model state per rank, GB",
-    title=f"On 64 ranks, stage 3 needs {ours[64]['stage 3'] / 1e9:.1f} of {ours[64]['replicated'] / 1e9:.0f} GB per "
-    f"rank; stages 1 and 2 approach {floor['stage 1'] / 1e9:.0f} and {floor['stage 2'] / 1e9:.0f} GB",
+    title=f"On 64 ranks, stage 3 needs {ours[64]['stage 3'] / 1e9:.1f} of {ours[64]['replicated'] / 1e9:.0f} GB; "
+    f"stages 1 and 2 level off at {floor['stage 1'] / 1e9:.0f} and {floor['stage 2'] / 1e9:.0f}",
     says="Lines: zero_stages for 7.5 billion parameters, K = 12. Diamonds: values of the paper, to 0.1 GB. Stages 1 "
     "and 2 level off at the state that they do not shard, 4Ψ and 2Ψ; only stage 3 falls as 1/N, a straight line here.",
     lab="00",
@@ -457,7 +457,7 @@ outcome(
 plots.stages(
     stages,
     predicted=expected,
-    title=f"Adam holds no state before its first step, and {o / p:.1f} times the parameters' bytes after it",
+    title=f"Adam holds no state before its first step, and {o / p:.1f} times the parameters after it",
     says="Bars: live bytes at the end of each stage of the first step, float32, Adam. Diamonds: training_bytes. It "
     "does not count activations, so forward has no diamond.",
     lab="00",
@@ -554,11 +554,12 @@ plots.stages(
     mixed,
     predicted={"built": p, "optimizer made": p + copy, "backward": p + copy + g, "step": p + g + o, "zero_grad": p + o},
     earlier={"float32 throughout": {stage: sum(sizes.values()) for stage, sizes in stages.items()}},
-    title=f"After a step, mixed precision holds {held / 2**20:.2f} MiB and float32 {in_float32 / 2**20:.2f} MiB: "
-    f"{held / PSI:.2f} and {in_float32 / PSI:.2f} bytes per element",
+    title=f"After a step, mixed precision holds {held / in_float32:.0%} of float32's bytes: "
+    f"{held / PSI:.2f} per element",
     says="Bars: bfloat16 parameters with a float32 copy. Diamonds: predicted. Grey: totals in float32 throughout. "
-    f"Activations shrink to half, from {kept_in_float32 / 2**20:.2f} to {kept / 2**20:.2f} MiB, but the copy exists "
-    "from the start: the total after forward is no smaller, and the total after zero_grad is larger.",
+    f"Activations shrink to {kept / kept_in_float32:.0%}, from {kept_in_float32 / 2**20:.2f} to {kept / 2**20:.2f} MiB."
+    " But the copy exists from the start: the total after forward is no smaller, and the total after zero_grad is "
+    "larger.",
     lab="00",
     ylabel="memory",
 )

@@ -765,8 +765,8 @@ plots.lines(
     xlabel="ranks N",
     logx=True,
     ylabel="bytes sent by the busiest rank / bytes of the tensor",
-    title=f"On 4 ranks, a ring all-reduce sends {per_byte['ring'][2]:.4g} times the tensor, and gathering all "
-    f"sends {per_byte['gather all, add'][2]:.4g} times",
+    title=f"On 4 ranks, a ring all-reduce sends {per_byte['ring'][2]:.4g} times the tensor, gathering all "
+    f"{per_byte['gather all, add'][2]:.4g} times",
     says="Points: measured on 2, 3 and 4 ranks. Diamonds: the formulas for more ranks, from top to bottom in the order "
     "of the legend. Only the ring stays below 2 for every N.",
     lab="01",

@@ -674,7 +674,7 @@ assert sum(call.payload for call in calls_1) == sum(call.payload for call in cal
 plots.curve(
     usage_2["curve"],
     earlier={"rung 1": usage_1["curve"]},
-    title=f"Rung 2 stages one bucket at a time: {staging:,} bytes on top of the gradients",
+    title=f"Rung 2 stages one bucket at a time: {staging / 2**20:.2f} MiB on top of the gradients",
     says="Live memory in forward and backward. The buckets' buffers come last, one at a time, when the activations are "
     "already freed. They do not raise the peak.",
     lab="02",
@@ -896,7 +896,7 @@ assert len(peaks) == 1
 plots.curve(
     usage_3["curve"],
     earlier={"rung 2": usage_2["curve"]},
-    title=f"Rung 3 stages all buckets: {staging_3:,} bytes, as many as the gradients take",
+    title=f"Rung 3 stages all buckets: {staging_3 / 2**20:.2f} MiB, as much as the gradients take",
     says="Live memory in forward and backward. The buffers fill while backward frees activations, and they still exist "
     "when all gradients are complete.",
     lab="02",

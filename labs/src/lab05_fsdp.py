@@ -1131,7 +1131,7 @@ plots.lines(
     {name: (list(each), list(each.values())) for name, each in times.items()},
     xlabel="samples per rank (logarithmic)",
     ylabel="time per sample (of all ranks), ms",
-    title=f"Per sample, your FSDP takes {equal:.1f} times DDP's time at {fits['DDP']} samples per rank, and "
+    title=f"Per sample, your FSDP takes {equal:.1f} times DDP's time at {fits['DDP']} samples, and "
     f"{at_most:.1f} times at {fits['your FSDP']}",
     says="Each line ends at the largest batch that fits; both ratios refer to DDP's last point. At equal batch size, "
     "FSDP is slower: it sends more and hides nothing. The traffic of a step does not grow with the batch, so a larger "

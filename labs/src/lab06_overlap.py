@@ -1054,7 +1054,7 @@ traced = {name: min(each, key=lambda spans: max(span.end for span in spans)) for
 hidden = {name: overlap(spans) for name, spans in traced.items()}
 plots.timeline(
     traced,
-    title=f"Your schedule hides {hidden['yours']:.0%} of its communication under compute, and "
+    title=f"Your schedule hides {hidden['yours']:.0%} of its communication, and "
     f"{hidden['yours, gather first']:.0%} with the gather first",
     says="A step of rank 0, the faster of two, in this notebook's process group. If ranks share a GPU, look only at "
     "the order.",

@@ -459,7 +459,7 @@ class LabAllocator:
     def __init__(self, capacity: int, queues: Any, pieces: Pieces | None = None) -> None:
         self.pieces, self.memory = pieces or Pieces(), Memory(PaperDevice(capacity, queues))
         self.used: dict[Block, None] = {}
-        self.snapshots: dict[str, list[Segment]] = {}  # before the first retry, by the request that caused it
+        self.snapshots: dict[str, list[Segment]] = {}  # before each retry, by the request that caused it
 
     def malloc(self, nbytes: int, stream: int) -> Block:
         self.pieces.collect(self.memory, self.pieces.put_back)
@@ -469,8 +469,8 @@ class LabAllocator:
 
     def _malloc(self, memory: Memory, nbytes: int, stream: int) -> Block | None:
         block = self.pieces.malloc(memory, nbytes, stream)
-        if block is None and not self.snapshots:
-            self.snapshots[f"stream {stream} wants {nbytes / GIB:.1f} GiB"] = self.snapshot()
+        if block is None:
+            self.snapshots[f"retry {self.retries + 1}: stream {stream} wants {nbytes / GIB:.1f} GiB"] = self.snapshot()
         return block
 
     def record_stream(self, block: Block, stream: int) -> None:
@@ -553,7 +553,7 @@ assert early, "this allocator should cause hazards, and none were found"
 #
 # The next cells show the same run, with your allocator, on a device with 40 GiB. The first figure shows memory over
 # time; marks indicate where the allocator releases its cached memory. The second figure shows the blocks just before
-# the first retry.
+# the first retry of that step.
 
 
 # %% tags=["C43"]
@@ -581,14 +581,14 @@ plots.device_memory(
 )
 
 # %%
-request, before_retry = next(iter(yours.snapshots.items()))
+request, before_retry = [*yours.snapshots.items()][yours.retries - len(in_last)]
 pieces_of = [block for segment in before_retry for block in segment.blocks]
 kinds = {state: sum(b.size for b in pieces_of if b.state == state) / GIB for state in ("in use", "waiting", "free")}
 plots.blocks(
     {request: before_retry},
     title=f"Memory runs out with {kinds['in use']:.0f} GiB in use: {kinds['waiting']:.0f} GiB wait for an event",
-    says="Just before the first retry: segments and their blocks, by stream; 1 has the gathers, 2 the reductions. Free "
-    "memory of one stream is of no use to another, and a free block is of no use to a larger request.",
+    says="Just before the first retry of the same step: segments and their blocks, by stream; 1 has the gathers, 2 the "
+    "reductions. Free memory of one stream is of no use to another, and a free block is of no use to a larger request.",
     lab="08",
     model=A100.name,
 )
@@ -927,7 +927,7 @@ def bounded(limit: int | None, reductions: int | None, units: Sequence[Unit]) ->
 
 
 BOUNDS = {f"k = {k}": (k, 1) for k in (1, 2, 3)}
-BOUNDS |= {"no limit": (None, 1), "k = 2 for gathers alone": (2, None), "no limit at all": (None, None)}
+BOUNDS |= {"no limit on gathers": (None, 1), "no limit on reductions": (2, None), "no limit on either": (None, None)}
 usage = launch(measure_memory, RANKS, {name: partial(bounded, *bounds) for name, bounds in BOUNDS.items()})[0]
 
 # %% tags=["C4"]
@@ -974,20 +974,22 @@ def without_activations(curve: dict[str, Any]) -> dict[str, Any]:
 
 for name, mine in usage.items():
     print(f"{name:25} {mine.state / MIB:5.2f} MiB of model state at most")
-assert usage["k = 2 for gathers alone"].state == usage["no limit at all"].state
-others = ("no limit", "no limit at all")
+assert usage["no limit on reductions"].state == usage["no limit on either"].state
+others = ("no limit on gathers", "no limit on either")
 plots.curve(
     without_activations(usage["k = 2"].curve),
-    title=f"Model state peaks at {usage['k = 2'].state / MIB:.2f} MiB with k = 2, and without a limit at "
-    f"{usage['no limit'].state / MIB:.2f}",
-    says="Bytes of a rank over the allocations of a step, without activations. 'no limit' gathers the entire model "
-    "before the first block computes. 'no limit at all' also lets any number of reductions be in progress.",
+    title=f"Model state peaks at {usage['k = 2'].state / MIB:.2f} MiB with k = 2, and at "
+    f"{usage['no limit on gathers'].state / MIB:.2f} with no limit on gathers",
+    says="Bytes of a rank over the allocations of a step, without activations. With no limit on gathers, the entire "
+    "model is gathered before the first block computes. With no limit on either, any number of reductions can be in "
+    "progress too.",
     lab="08",
     earlier={name: without_activations(usage[name].curve) for name in others},
 )
 
 # %% [markdown]
-# The next cell shows the same steps with a slider. Count the light blue rows under `k = 2` and under `no limit`:
+# The next cell shows the same steps with a slider. Count the light blue rows under `k = 2` and under `no limit on
+# gathers`:
 
 # %% tags=["nbval-ignore-output"]
 from minifsdp.course.explore.page import show
@@ -1003,7 +1005,8 @@ def build_bounded(name: str) -> Trainer:
 
 def log_mine() -> dict[str, Any]:
     batch = data.shard(next(SETTINGS.batches()), dist.get_rank(), RANKS)
-    return {name: log_step(partial(build_bounded, name), batch) for name in ("no limit", "k = 1", "k = 3", "k = 2")}
+    shown = ("no limit on gathers", "k = 1", "k = 3", "k = 2")
+    return {name: log_step(partial(build_bounded, name), batch) for name in shown}
 
 
 logged = launch(log_mine, RANKS)
@@ -1089,14 +1092,16 @@ for k in (1, 2, 3):
 ks = list(range(1, len(blocks) + 1))
 peaks = [max(held_at[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks))) / MIB for k in ks]
 more = [peak - peaks[0] for peak in peaks]
+last = ks[more.index(max(more))]
 plots.lines(
     {"measured, 2 ranks": ([1, 2, 3], [usage[f"k = {k}"].state / MIB - peaks[0] for k in (1, 2, 3)])},
     expected={"measured, 2 ranks": (ks, more)},
     xlabel="limit k",
     ylabel="peak above that of k = 1, MiB",
-    title=f"Gathering one more unit, {blocks[0] / MIB:.3f} MiB, raises the peak by {more[1]:.3f} MiB",
+    title=f"Up to k = {last}, one more unit, {blocks[0] / MIB:.3f} MiB, raises the peak by {more[1]:.3f} MiB",
     says="The ledger's peak of a step, without activations. On N ranks, it rises by 1 - 1/N of a block: with one "
-    "more unsharded unit, the peak comes one block earlier in backward, when there is one gradient shard fewer.",
+    "more unsharded unit, the peak comes one block earlier in backward, when there is one gradient shard fewer. When "
+    f"all {len(blocks)} blocks are gathered, no reduction is in progress yet, so the last step of k adds nothing.",
     lab="08",
 )
 
@@ -1202,8 +1207,7 @@ plots.lines(
     {"T5-11B-like": (list(by_room), list(by_room.values()))},
     xlabel="device memory, multiples of the need with k = 2",
     ylabel="step time, relative to k = 2",
-    title=f"Without a limit, a step takes {by_room[T5.room]:.1f} times as long if memory is short, but not "
-    "if it is ample",
+    title=f"Without a limit, a step takes {by_room[T5.room]:.1f} times as long, but not if memory is ample",
     says="With k = 2, a step takes the same time everywhere. Mean of all steps except the first.",
     lab="08",
     model=T5_DEVICE.name,

@@ -435,8 +435,8 @@ assert same_loss, "a policy has changed what is computed"
 plots.stages(
     {f"{name}: {len(found['calls'])} collectives": {"unsharded": found["unsharded"]} for name, found in tried.items()},
     predicted={f"{name}: {len(found['calls'])} collectives": expected[name] for name, found in tried.items()},
-    title=f"Smaller units need {len(tried['every Linear']['calls'])} collectives instead of "
-    f"{len(tried['one unit']['calls'])}, but {tried['every Linear']['unsharded'] / 2**20:.2f} MiB unsharded instead of "
+    title=f"Smaller units need {len(tried['every Linear']['calls'])} collectives, not "
+    f"{len(tried['one unit']['calls'])}, but {tried['every Linear']['unsharded'] / 2**20:.2f} MiB unsharded, not "
     f"{tried['one unit']['unsharded'] / 2**20:.2f}",
     says="Peak bytes of unsharded parameters on a rank in a step, by wrapping policy. Only the single unit is gathered "
     "once; the others send nearly the same bytes.",
@@ -534,7 +534,7 @@ plots.units(
     RANKS,
     title=f"Six blocks in three pairs form {len(layouts)} units: the root unit holds the rest",
     says="Top: the layers as every rank runs them. Below: each unit's flat parameter and the ranks that share it; "
-    "weights solid, biases dotted, padding hatched.",
+    "weights solid, biases dotted, padding hatched. Without names: position, norm and the head's bias in the root.",
     lab="10a",
 )
 

@@ -1157,7 +1157,8 @@ assert closed_form_setting(RANKS).runs_behind or all(each.peak == expected[name]
 plots.stages(
     {name: {"gradients": each.peak} for name, each in tuned.items()},
     predicted=expected,
-    title=f"In their own units, adapters need 1/{mixed.peak / separate.peak:.0f} of the gradient bytes at the peak",
+    title=f"Gradients peak at {separate.peak / 1024:.0f} KiB with adapters in units of their own, at "
+    f"{mixed.peak / 1024:.0f} in mixed units",
     says="Gradients of a rank at their peak in backward. Diamonds: the shards so far, and the unsharded gradients "
     "in progress: one unit's if the host computes and waits for each reduction, two units' on a GPU. For 'all "
     "trained', the root's unsharded gradient comes on top: it lives through the entire backward.",
@@ -1280,7 +1281,8 @@ assert all(each["peak"] < none["peak"] for name, each in again.items() if name !
 # %%
 plots.stages(
     {name: again[name]["at_peak"] for name in ("none", "inside", "around, reentrant")},
-    title=f"Recomputation lowers the peak from {none['peak'] / MIB:.2f} to {inside['peak'] / MIB:.2f} MiB",
+    title=f"Recomputation lowers the peak from {none['peak'] / MIB:.2f} MiB to {inside['peak'] / MIB:.2f} inside, "
+    f"{again['around, reentrant']['peak'] / MIB:.2f} around the units",
     says="Memory of a rank at the peak of a step, without checkpoints, with checkpoints inside the units, and around "
     "them. The peaks come at different moments, so more than activations differs. The table has model state's peak.",
     lab="10b",

@@ -691,8 +691,8 @@ plots.stages(
         f"F = {factor}": sum(rows[f"holds: {tag}"][number][0] for tag in ("parameters", "gradients", "optimizer"))
         for number, factor in enumerate((1, 2, 4))
     },
-    title="Model state shrinks with F, not with the number of ranks: "
-    f"{sum(state['F = 2'].values()) / MIB:.1f} MiB on each of 4 with F = 2",
+    title=f"On {RANKS} ranks, model state shrinks as 1/F: {sum(state['F = 1'].values()) / MIB:.1f} MiB with F = 1, "
+    f"{sum(state['F = 4'].values()) / MIB:.1f} with F = 4",
     says="Bytes of a rank after the optimizer step, by sharding factor: data parallelism, hybrid, fully sharded.",
     lab="11",
 )
@@ -755,10 +755,10 @@ for factor, median in medians.items():
 hybrid, fully = (max(span.end for span in spans[factor]) for factor in (2, 4))
 plots.timeline(
     {"hybrid, F = 2": spans[2], "fully sharded, F = 4": spans[4]},
-    title=f"Hybrid sharding keeps gathers off the slow link: this step takes {hybrid / fully:.2f} of the fully sharded "
-    "time",
-    says="Lanes of rank 0 over one more step, traced; the lane `communication` is the link between the hosts. Hybrid "
-    "sharding uses it only for all-reduces, and waits for them at the end of backward.",
+    title=f"Hybrid sharding keeps gathers off the slow link: {hybrid / fully:.2f} of the fully sharded step",
+    says="Lanes of rank 0 over one more step, traced. The communication lane is the link between the hosts, the lane "
+    "below it a link inside a host. Hybrid sharding uses the link between hosts only for all-reduces, and waits for "
+    "them at the end of backward.",
     lab="11",
 )
 
@@ -1048,8 +1048,9 @@ plots.lines(
     expected={"compute alone": (series["fully sharded"][0], device_only)},
     xlabel="ranks (logarithmic)",
     ylabel="step time for 512 samples, s (logarithmic)",
-    title=f"On 64 times as many ranks, a step is {series['fully sharded'][1][0] / last['fully sharded']:.0f} times as "
-    f"fast if fully sharded, and {series['hybrid'][1][0] / last['hybrid']:.0f} times with F = 8",
+    title="On 64 times as many ranks, a step is "
+    f"{series['fully sharded'][1][0] / last['fully sharded']:.0f} times as fast fully sharded, "
+    f"{series['hybrid'][1][0] / last['hybrid']:.0f} times hybrid",
     says="The same work on more ranks. A line leaves the diamonds where the network limits it, and turns flat: a "
     "host sends 3 models fully sharded and 2 with hybrid sharding, however many hosts there are. Up to "
     f"{together} ranks, the lines coincide; on 512, a step takes {last['fully sharded']:.1f} s and "

@@ -592,10 +592,9 @@ assert lines_of["bytes sent"][1:] == [sent] * 2
 plots.curve(
     usage["yours"]["curve"],
     earlier={"flat": usage["flat"]["curve"]},
-    title=f"Yours peaks at {usage['yours']['peak'] / MIB:.2f} MiB, flat units at {usage['flat']['peak'] / MIB:.2f}: "
-    "gather buffers are freed before gradients pile up",
+    title=f"Yours peaks at {usage['yours']['peak'] / MIB:.2f} MiB, flat units at {usage['flat']['peak'] / MIB:.2f}",
     says="Bytes of rank 0 over the second step, in the order of allocations and frees. Communication: gathered buffers "
-    "in rank order, until they are copied out.",
+    "in rank order, until they are copied out. They are freed before gradients pile up.",
     lab="12",
 )
 
@@ -610,8 +609,8 @@ plots.stages(
         "flat": 4 * sum(flat_bytes) + 4 * len(flat_bytes),
         "yours": 3 * 4 * sum(mine) + sum(shares) + 4 * sum(map(len, SHAPES)),
     },
-    title="Rows are never split, so rank 0 of 2 holds "
-    f"{sum(state['yours'].values()) / sum(state['flat'].values()) - 1:.1%} more model state than with flat shards",
+    title="Rows are never split: rank 0 of 2 holds "
+    f"{sum(state['yours'].values()) / sum(state['flat'].values()) - 1:.1%} more model state than a flat shard",
     says="Bytes of rank 0 after the optimizer step. Diamonds: 16 bytes for each element of its shards, where gradients "
     "are padded, and 4 bytes for each parameter's step count in Adam. A flat unit is a single parameter.",
     lab="12",
@@ -861,10 +860,11 @@ plots.device_memory(
 # %%
 plots.timeline(
     {name: runs[name] for name in ("yours, held", "record_stream")},
-    title=f"Waits in the queue cost no time ({runs['yours, held'].seconds * 1e3:.0f} ms a step, "
-    f"{runs['record_stream'].seconds * 1e3:.0f} ms without), and spread the gathers out",
-    says="One step. Yours: in forward, each gather waits on its stream until an earlier buffer has been read. With "
-    "record_stream, nothing delays gathers: all of forward's run at once, each into memory of its own.",
+    title="Waits in the queue spread the gathers out at no cost: "
+    f"{runs['yours, held'].seconds * 1e3:.0f} ms a step, {runs['record_stream'].seconds * 1e3:.0f} without",
+    says="One step; the host begins it while the device is still busy with the one before. Yours: in forward, each "
+    "gather waits on its stream until an earlier buffer has been read. With record_stream, nothing delays gathers: all "
+    "of forward's run at once, each into memory of its own.",
     lab="12",
 )
 
@@ -973,8 +973,8 @@ plots.lines(
     },
     xlabel="ranks (logarithmic)",
     ylabel="padding, % of the parameters (logarithmic)",
-    title=f"On 1,000 ranks, whole rows cost {costs['whole rows'][1000]:.0f}% of padding, and gaps to multiples of 16 "
-    f"bytes {costs['the gap'][1000]:.2f}%",
+    title=f"On 1,000 ranks, whole rows cost {costs['whole rows'][1000]:.0f}% of padding, and gaps for alignment "
+    f"{costs['the gap'][1000]:.2f}%",
     says="A GPT with 12 blocks of width 768 in bf16. A line is interrupted where there is no padding. A parameter with "
     "768 rows divides evenly over 768 ranks, and leaves 232 of 1,000 with only padding.",
     lab="12",

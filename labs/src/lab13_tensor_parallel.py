@@ -1050,7 +1050,8 @@ plots.timeline(
     title=f"With pieces, compute hides {hidden['NVLink, in pieces']:.0%} of the communication on NVLink, "
     f"{hidden['400 Gb/s, in pieces']:.0%} on the network",
     says="Forward pass of a block on one of 4 ranks: its four matmuls and their messages. Adjacent pieces of a matmul "
-    "are one bar. qkv and up gather their input; out and down reduce their output.",
+    "are one bar. qkv and up gather their input; out and down reduce their output. Where a bar is too narrow for its "
+    "name, the order is the same: qkv, out, up, down.",
     model="H100, 8,192 tokens of width 8,192, bf16",
 )
 

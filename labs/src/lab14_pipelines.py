@@ -225,8 +225,9 @@ print(f"measured idle time: {bubble_of(clock['naive']):.1%}")
 outcome("naive", by_lists, how="computed", slips={"this is the share in which a rank computes": 0.25})
 plots.pipeline(
     {"naive": clock["naive"]},
-    title=f"One rank computes at a time: {bubble_of(clock['naive']):.0%} of four ranks' time is idle",
-    says="Measured on 4 gloo ranks. Light bars are forward passes; dark bars are backward passes.",
+    title=f"One rank works at a time: {bubble_of(clock['naive']):.0%} of four ranks' time is idle (sleeping stages)",
+    says="Measured on 4 gloo ranks, where stages sleep instead of computing. Light bars are forward "
+    "passes; dark bars are backward passes.",
     lab="14",
 )
 
@@ -409,8 +410,9 @@ outcome(
 )
 plots.pipeline(
     {"GPipe": clock["GPipe"]},
-    title=f"With 8 micro-batches, {bubble_of(clock['GPipe']):.0%} of four ranks' time is idle",
-    says="Measured on 4 gloo ranks. Numbers and colours are micro-batches. Light: forward pass; dark: backward pass.",
+    title=f"With 8 micro-batches, {bubble_of(clock['GPipe']):.0%} of four ranks' time is idle (sleeping stages)",
+    says="Measured on 4 gloo ranks, where stages sleep instead of computing. Numbers and colours are micro-batches. "
+    "Light: forward pass; dark: backward pass.",
     lab="14",
 )
 
@@ -526,9 +528,10 @@ plots.stages(
 clock["1F1B"] = run_asleep(plan_of(one_f_one_b), SECONDS)
 plots.pipeline(
     {name: clock[name] for name in ("GPipe", "1F1B")},
-    title="GPipe and 1F1B have a different order and the same bubble: "
-    f"{bubble_of(clock['GPipe']):.0%} and {bubble_of(clock['1F1B']):.0%}",
-    says="Measured on 4 gloo ranks. Numbers and colours are micro-batches. Light: forward pass; dark: backward pass.",
+    title="GPipe and 1F1B have another order and the same bubble: "
+    f"{bubble_of(clock['GPipe']):.0%} and {bubble_of(clock['1F1B']):.0%} (sleeping stages)",
+    says="Measured on 4 gloo ranks, where stages sleep instead of computing. Numbers and colours are micro-batches. "
+    "Light: forward pass; dark: backward pass.",
     lab="14",
 )
 
@@ -684,9 +687,9 @@ clock["interleaved"] = run_asleep(plan_of(interleaved, RANKS, MICROS, 2), {"F": 
 plots.pipeline(
     {name: clock[name] for name in ("1F1B", "interleaved")},
     title=f"With two stages on each rank, the bubble is {bubble_of(clock['interleaved']):.0%} instead of "
-    f"{bubble_of(clock['1F1B']):.0%}",
-    says="Measured on 4 gloo ranks. With half as many layers in a stage, an action takes half as long, and each "
-    "micro-batch visits each rank twice.",
+    f"{bubble_of(clock['1F1B']):.0%} (sleeping stages)",
+    says="Measured on 4 gloo ranks, where stages sleep instead of computing. With half as many layers in a stage, an "
+    "action takes half as long, and each micro-batch visits each rank twice.",
     lab="14",
 )
 
@@ -799,9 +802,9 @@ for name, rows in clock.items():
 plots.pipeline(
     {name: clock[name] for name in ("1F1B", "ZB-H1")},
     title=f"Weight gradients fill idle time: the bubble is {bubble_of(clock['ZB-H1']):.0%} instead of "
-    f"{bubble_of(clock['1F1B']):.0%}",
-    says="Measured on 4 gloo ranks. Colours are micro-batches. From light to dark: forward pass, gradient of the "
-    "input, gradients of the weights.",
+    f"{bubble_of(clock['1F1B']):.0%} (sleeping stages)",
+    says="Measured on 4 gloo ranks, where stages sleep instead of computing. Colours are micro-batches. From light "
+    "to dark: forward pass, gradient of the input, gradients of the weights.",
     lab="14",
 )
 

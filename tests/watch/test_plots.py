@@ -329,10 +329,11 @@ class TestCurve:
         curve["tags"]["communication"] = [0, 1024, 0, 0]
         assert words(plots.curve(curve, title="", says="").figure) == seen
 
-    def test_names_of_near_moments_stand_on_different_lines(self) -> None:
-        curve = rung("", 1)["curve"] | {"marks": [[0, "built"], [0, "forward of the root"], [3, "step"]]}
-        axes = plots.curve(curve, title="", says="").figure.axes[0]
-        assert [text.get_position()[1] for text in axes.texts] == [-3, -14, -3]
+    def test_names_of_short_stages_stand_on_different_lines_and_empty_stages_have_none(self) -> None:
+        marks = [[0, "built"], [1, "forward " + 5 * "of a block "], [2, "backward"], [3, "step"]]
+        axes = plots.curve(rung("", 1)["curve"] | {"marks": marks}, title="", says="").figure.axes[0]
+        names = [(text.get_text().split()[0], text.get_position()[1]) for text in axes.texts]
+        assert names == [("forward", -3), ("backward", -14), ("step", -3)]
 
 
 class TestQuantities:
@@ -348,7 +349,7 @@ class TestQuantities:
         spans = [Span("phase", name, start, 0.001) for name, start in begins.items()]
         row = plots.timeline({"fsdp": [*spans, SPANS[1]]}, title="", says="").figure.axes[0]
         places = {text.get_text(): (text.get_position()[1], text.get_ha()) for text in row.texts}
-        assert places == {"forward": (1.55, "left"), "backward": (2.0, "left"), "optimizer": (1.55, "right")}
+        assert places == {"forward": (2.0, "left"), "backward": (1.55, "left"), "optimizer": (1.55, "right")}
         assert row.get_ylim()[1] == pytest.approx(2.55)
 
     def test_expected_points_are_unjoined_and_share_a_marker_with_one_name(self) -> None:

@@ -141,7 +141,7 @@ def _draw(figure: Figure, recorded: Mapping[str, Recorded], letters: int) -> lis
         row.step(_ms(ledger["us"]), [total / size for total in ledger["bytes"]], where="post", **_LEDGER)
         name_phases(row, [(at / 1e3, phase) for at, phase in curve["marks"]], longest)
         mark_given_back(row, _ms(curve["given_back"]), highest / size)
-        row.set_ylabel(unit)
+        row.set_ylabel(f"memory, {unit}")
         row.set_title(textwrap.fill(f"{name}: {_in_words(each)}", letters))
     rows[0].set_ylim(0, 1.2 * highest / size)
     rows[0].set_xlim(0, longest)

@@ -86,7 +86,7 @@ def device_memory(
                 row.axhline(run.hardware.capacity / size, **CAPACITY)
             mark_given_back(row, [at[bisect_left(held, when, key=_moment)] for when in retries[name]], highest / size)
             peak = f"{peaks['reserved'][name] / size:.3g} {unit} reserved at most"
-            row.set_ylabel(unit)
+            row.set_ylabel(f"memory, {unit}")
             counted = count(len(retries[name]), "retry", "retries")
             row.set_title(f"{name}: {peak}, {counted}, {_step(run)}")
         rows[0].set_ylim(0, 1.2 * highest / size)

@@ -57,7 +57,13 @@ def at_peak(curve: Curve) -> dict[str, float]:
     return {tag: curve["tags"][tag][peak] for tag in TAG_COLOURS}
 
 
-def lanes(row: Axes, spans: Sequence[Span], longest: float, inside: bool = False, labelled: bool = False) -> None:
+def lanes(
+    row: Axes,
+    spans: Sequence[Span],
+    longest: float,
+    begin: float = 0.0,
+    labelled: bool = False,
+) -> None:
     """Draw the lanes of a step, compute on top. If there is a host lane, the host's waits are drawn in it.
 
     Streams with no visible kernel are left out.
@@ -65,11 +71,11 @@ def lanes(row: Axes, spans: Sequence[Span], longest: float, inside: bool = False
     Args:
         row: the axes to draw on.
         spans: the spans of the step.
-        longest: milliseconds of the axis that the rows share.
-        inside: keep phase names within the axes and apart from each other.
+        longest: the end, in milliseconds, of the axis that the rows share.
+        begin: its start, in milliseconds; negative if a host is ahead of its device.
         labelled: merge a unit's kernels, and write the last part of its name into bars with room for it.
     """
-    spans = visible(spans, longest)
+    spans, whole = visible(spans, longest), longest - begin
     present = {span.lane for span in spans} - {"phase"}
     present -= {"wait"} if "host" in present else set()
     names = sorted(
@@ -77,35 +83,39 @@ def lanes(row: Axes, spans: Sequence[Span], longest: float, inside: bool = False
     )
     for height, lane in enumerate(reversed(names)):
         mine = [span for span in spans if span.lane == lane]
-        mine = _joined(mine, 0.002 * longest / 1e3) if labelled and _kind(lane) == "compute" else mine
+        mine = _joined(mine, 0.002 * whole / 1e3) if labelled and _kind(lane) == "compute" else mine
         mine += [span for span in spans if span.lane == "wait" and lane == "host"]
         bars = [(span.start * 1e3, span.duration * 1e3) for span in mine]
         colours = [_colour(span) for span in mine]
-        edges = [0.0 if labelled and width < 0.004 * longest else 0.8 if labelled else 0.3 for _, width in bars]
+        edges = [0.0 if labelled and width < 0.004 * whole else 0.8 if labelled else 0.3 for _, width in bars]
         row.broken_barh(bars, (height - 0.4, 0.8), facecolors=colours, edgecolor="white", linewidth=edges)
         if labelled:
-            _label(row, mine, height, longest)
+            _label(row, mine, height, whole)
     row.set_yticks(range(len(names)), reversed(names))
-    row.set_xlim(0, longest)
+    row.set_xlim(begin, longest)
     row.tick_params(axis="y", length=0)
     phases = [span for span in spans if span.lane == "phase"]
-    lines = _name_phases(row, phases, 0.5 if "host" in names else -0.5, len(names), longest, inside)
+    lines = _name_phases(row, phases, 0.5 if "host" in names else -0.5, len(names), longest, whole)
     row.set_ylim(-0.5, len(names) + 0.1 + _LINE * (lines - 1))
 
 
-def _name_phases(row: Axes, phases: Sequence[Span], low: float, over: float, longest: float, inside: bool) -> int:
-    """Draw a line at the start of every phase, from `low`, and its name above the lanes; returns the lines of names."""
-    ends = [0.0]  # end of the last name on each line
-    for phase in phases:
-        at, gap, width = phase.start * 1e3, 0.005 * longest, LETTER * len(phase.name) * longest
-        row.vlines(at, low, over + 0.1, color="black", linewidth=0.6)
-        left = inside and at + width > longest
-        begin = at - width if left else at
-        line = next((line for line, end in enumerate(ends) if end <= begin), len(ends)) if inside else 0
-        ends[line : line + 1] = [begin + width]
-        x, side = (at - gap, "right") if left else (at + gap, "left")
-        row.text(x, over - 0.45 + _LINE * line, phase.name, fontsize=7, ha=side, va="bottom")
-    return len(ends)
+def _name_phases(row: Axes, phases: Sequence[Span], low: float, over: float, longest: float, whole: float) -> int:
+    """Draw a line at the start of every phase, from `low`, and its name above the lanes; returns the lines of names.
+
+    Names keep within the axis, which ends at `longest` and is `whole` wide, apart from each other, and off the lines.
+    """
+    gap = 0.005 * whole
+    named = [(phase.start * 1e3, LETTER * len(phase.name) * whole, phase.name) for phase in phases]
+    rightward = [each for each in reversed(named) if each[0] + each[1] <= longest]
+    placed: list[tuple[float, float, int]] = []  # the ends of a name, and its line
+    for at, width, name in [*rightward, *(each for each in named if each not in rightward)]:
+        left, right = (at, at + width) if at + width <= longest else (at - width, at)
+        line = 1 + max((line for start, end, line in placed if start < right and left < end), default=-1)
+        placed.append((left, right, line))
+        row.vlines(at, low, over - 0.03 + _LINE * line, color="black", linewidth=0.6)
+        x, side = (at + gap, "left") if left == at else (at - gap, "right")
+        row.text(x, over - 0.45 + _LINE * line, name, fontsize=7, ha=side, va="bottom")
+    return 1 + max((line for *_, line in placed), default=0)
 
 
 def _joined(spans: Sequence[Span], gap: float) -> list[Span]:
@@ -130,14 +140,14 @@ def visible(spans: Sequence[Span], longest: float) -> list[Span]:
     return [span for span in spans if span.lane in seen or not ("stream" in span.lane or span.lane == "copy")]
 
 
-def _label(row: Axes, spans: Sequence[Span], height: float, longest: float) -> None:
+def _label(row: Axes, spans: Sequence[Span], height: float, whole: float) -> None:
     """Write `all_gather blocks.3` as `3` into its bar. What the host does is written whole, as is a remark."""
     for span in spans:
         name = span.name if span.lane == "host" else span.name.split()[-1].rpartition(".")[2]
         look: Any = {"va": "center", "fontsize": 7}
         if not span.duration:
-            row.text(0.005 * longest, height - 0.03, name, backgroundcolor="white", **look)
-        elif not _covered(span, spans) and (len(name) + 0.4) * LETTER * longest < span.duration * 1e3:
+            row.text(0.005 * whole, height - 0.03, name, backgroundcolor="white", **look)
+        elif not _covered(span, spans) and (len(name) + 0.8) * LETTER * whole < span.duration * 1e3:
             colour = ink_on(_colour(span))
             middle = (span.start + span.duration / 2) * 1e3
             row.text(middle, height - 0.03, name, ha="center", color=colour, **look)
@@ -152,13 +162,13 @@ def lane_patches(spans: Iterable[Span] | None = None) -> list[Patch]:
     """Legend patches of a timeline: all lanes, or only those among `spans`."""
     named = {
         "compute": LANE_COLOURS["compute"],
-        **{op: COLLECTIVE_COLOURS[op] for op in ("all-gather", "reduce-scatter", "all-reduce")},
+        **{op: COLLECTIVE_COLOURS[op] for op in COLLECTIVE_COLOURS},
         "copy to or from the host": LANE_COLOURS["copy"],
         "host issues": LANE_COLOURS["host"],
         "host waits": LANE_COLOURS["wait"],
     }
     # from a trace, where the host has no lane and few steps copy to or from it
-    everything = set(named.values()) - {LANE_COLOURS["host"], LANE_COLOURS["copy"]}
+    everything = set(named.values()) - {LANE_COLOURS["host"], LANE_COLOURS["copy"], COLLECTIVE_COLOURS["broadcast"]}
     present = (
         everything if spans is None else {_colour(span) for span in spans if span.lane != "phase" and span.duration}
     )
@@ -181,11 +191,13 @@ def row_title(name: str, spans: Sequence[Span], overlap: float | None) -> str:
 
 
 def _colour(span: Span) -> str:
-    kind, name = _kind(span.lane), span.name.lower()
-    if kind != "communication" or "reduce" not in name:
+    kind = _kind(span.lane)
+    if kind != "communication":
         return LANE_COLOURS[kind]
-    whole = "allreduce" in name.replace("_", "").replace("-", "")  # NCCL's kernels: AllReduce
-    return COLLECTIVE_COLOURS["all-reduce" if whole else "reduce-scatter"]
+    name = span.name.lower().replace("_", "").replace("-", "")  # NCCL's kernels: AllReduce
+    return next(
+        (colour for op, colour in COLLECTIVE_COLOURS.items() if op.replace("-", "") in name), LANE_COLOURS[kind]
+    )
 
 
 def _kind(lane: str) -> str:

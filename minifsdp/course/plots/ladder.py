@@ -114,7 +114,7 @@ def timeline_figure(rungs: Sequence[Timeline], path: str | Path, about: str = ""
         rows = figure.subplots(len(rungs), 1, sharex=True, squeeze=False)[:, 0]
         longest = max((span.end for rung in rungs for span in rung.spans), default=1e-3) * 1e3
         for row, rung in zip(rows, rungs, strict=True):
-            lanes(row, rung.spans, longest, inside=True)
+            lanes(row, rung.spans, longest)
             row.set_title(row_title(rung.name, rung.spans, rung.overlap) + _unusual(rung))
         rows[-1].set_xlabel("ms from the start of the step" + (f"; {about}" if about else ""))
         patches = lane_patches(span for rung in rungs for span in visible(rung.spans, longest))

@@ -11,14 +11,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.patheffects import Normal, Stroke
 
 from minifsdp.course.plots.drawing import Curve, areas, at_peak, stack, tag_patches, totals
-from minifsdp.course.plots.palette import EARLIER_COLOURS, TAG_COLOURS, colour_of
+from minifsdp.course.plots.palette import EARLIER_COLOURS, TAG_COLOURS, WHITE, as_text, colour_of
 from minifsdp.course.plots.picture import Picture, given, legend_beside, page
 from minifsdp.course.plots.style import DIAMOND, notebook_style, unit_for
 
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # tell apart earlier rungs, whose greys are similar
 _VISIBLE = 5e-4  # a tag's share of the area of a curve, below which the legend leaves it out
+_NARROW = 5e-3  # a stage's share of the axis
 _CHARACTERS = 100  # of text that fit under the axis
 
 
@@ -113,10 +115,11 @@ def curve(
         figure = page(3.9, title, says, lab)
         axes = figure.subplots()
         events = areas(axes, curve, unit)
-        lines = {rung: {"color": greys[rung], "linestyle": dash} for rung, dash in zip(earlier, cycle(_DASHES))}
+        lines = {rung: {"color": as_text(greys[rung]), "linestyle": d} for rung, d in zip(earlier, cycle(_DASHES))}
+        on_fills: Any = {"path_effects": [Stroke(linewidth=3, foreground=WHITE), Normal()]}
         for rung, before in earlier.items():
             outline = [size / unit for size in totals(before)]
-            axes.step(_aligned(before, curve), outline, where="post", linewidth=1.4, **lines[rung])
+            axes.step(_aligned(before, curve), outline, where="post", linewidth=1.4, **lines[rung], **on_fills)
         handles = [Line2D([], [], label=rung, **line) for rung, line in lines.items()]
         if predicted_peak is not None:
             axes.axhline(predicted_peak / unit, color="black", linewidth=0.9, linestyle=(0, (4, 3)))
@@ -163,10 +166,11 @@ def _amount(value: float) -> str:
 
 
 def _decimals(amounts: Sequence[float]) -> int:
-    """The number of decimals that gives the largest amount three digits; 0 if all are whole."""
-    largest = max(amounts, default=0)
-    whole = all(amount == int(amount) for amount in amounts)
-    return 0 if whole or largest >= 100 else 1 if largest >= 10 else 2
+    """The number of decimals that gives the largest amount three digits, four if all are close; 0 if all are whole."""
+    largest, least = max(amounts, default=0), min(amounts, default=0)
+    if all(amount == int(amount) for amount in amounts):
+        return 0
+    return (0 if largest >= 100 else 1 if largest >= 10 else 2) + (0.99 * largest < least < largest)
 
 
 def _folded(name: str, count: int) -> str:
@@ -186,10 +190,15 @@ def _aligned(before: Curve, curve: Curve) -> Any:
 
 
 def _name_stages(axes: Axes, marks: Sequence[tuple[int, str]], events: int) -> None:
-    """Draw a line at the end of each stage, and below it its name, on enough lines to keep the names apart."""
+    """Draw a line at the end of each stage, and below it its name, on enough lines to keep the names apart.
+
+    A stage without room for a line is left out.
+    """
     ends: list[float] = []  # end of the last name on each line, in characters
     begin = 0
     for at, mark in marks:
+        if at - begin < _NARROW * events:
+            continue
         axes.axvline(at, color="black", linewidth=0.5)
         middle = _CHARACTERS * (begin + at) / 2 / max(1, events - 1)
         begin = at

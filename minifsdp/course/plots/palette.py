@@ -26,11 +26,11 @@ TAG_COLOURS = {
 
 COLLECTIVE_COLOURS = {
     "all-gather": "#B0449E",
-    "reduce-scatter": "#701C45",
-    "all-reduce": "#46194F",
+    "reduce-scatter": "#D0194F",
+    "all-reduce": "#761B85",
     "broadcast": "#D2A5CC",
 }
-"""Messages: magentas."""
+"""Messages: magentas, from rose to purple."""
 
 GATHER, REDUCE = COLLECTIVE_COLOURS["all-gather"], COLLECTIVE_COLOURS["reduce-scatter"]
 

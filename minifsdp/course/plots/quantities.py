@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from minifsdp.course.plots.drawing import lane_patches, lanes, row_title, step_of
 from minifsdp.course.plots.palette import EARLIER_COLOURS, SERIES_COLOURS, SOFT, colour_of
@@ -57,15 +57,16 @@ def timeline(
         model = on_paper(rungs)
     rows_of = {name: each if isinstance(each, Sequence) else step_of_run(each) for name, each in rungs.items()}
     longest = max([step_of(spans) for spans in rows_of.values()] + [1e-3])
+    begin = 1e3 * min((span.start for spans in rows_of.values() for span in spans if span.lane == "host"), default=0.0)
     lanes_in_all = sum(len({span.lane for span in spans} - {"phase"}) for spans in rows_of.values())
     with notebook_style():
         figure = page(1.45 + max(1.1 * len(rungs), 0.55 * len(rungs) + 0.22 * lanes_in_all), title, says, lab, model)
         rows = figure.subplots(len(rungs), 1, sharex=True, squeeze=False)[:, 0]
         for row, (name, spans) in zip(rows, rows_of.items(), strict=True):
             labelled = model is not None or not isinstance(rungs[name], Sequence)
-            lanes(row, spans, longest, inside=True, labelled=labelled)
+            lanes(row, spans, longest, begin, labelled)
             row.set_title(textwrap.fill(row_title(name, spans, overlap(spans)), _ROW))
-        rows[-1].set_xlabel("ms from the start of the step")
+        rows[-1].set_xlabel("ms from the start of the step" + (" on the device" if begin < 0 else ""))
         legend_beside(rows[0], lane_patches(span for spans in rows_of.values() for span in spans))
     return Picture(figure, title, says, {})
 
@@ -200,6 +201,9 @@ def _scale(axes: Axes, xs: Sequence[float], logx: bool, logy: bool) -> None:
         axes.minorticks_off()
     if logy:
         axes.set_yscale("log")
+        if axes.dataLim.ymax < 1e3 * axes.dataLim.ymin:
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_minor_locator(NullLocator())
     elif axes.dataLim.ymin >= 0:
         axes.set_ylim(bottom=0 if axes.dataLim.ymin else -0.03 * axes.dataLim.ymax)  # keep a line at 0 off the axis
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))

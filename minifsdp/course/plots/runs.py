@@ -17,7 +17,7 @@ def step_of_run(run: Run) -> list[Span]:
     """The spans of the last step, from the end of all earlier work.
 
     The phases are the device's. A host that runs ahead may be in another phase, so it has a lane "host" with its own
-    phases; anything before the device's start of the step is clipped.
+    phases, which begin before the device's if it is ahead.
     """
     begin = run.done - run.seconds
     spans = run.last_step()
@@ -33,11 +33,11 @@ def step_of_run(run: Run) -> list[Span]:
 
 
 def _host(begin: float, names: Sequence[str], moments: Sequence[float]) -> list[Span]:
-    """The host's phases after `begin`, or a remark if it had already issued the whole step by then."""
+    """The host's phases, from the device's start of the step, or a remark if it had issued the whole step by then."""
     if moments[-1] <= begin:
         ahead = f"{(begin - moments[-1]) * 1e3:.0f} ms"
         return [Span("host", f"issued all of this step {ahead} before the device began it", 0.0, 0.0)]
-    phases = zip(names, pairwise(max(0.0, at - begin) for at in moments), strict=True)
+    phases = zip(names, pairwise(at - begin for at in moments), strict=True)
     return [Span("host", f"issues {name}", start, end - start) for name, (start, end) in phases if start < end]
 
 

@@ -74,7 +74,7 @@ def enter(name: str, schedule: Any) -> Any:
         title=f"{name}: {verdict}" + ("" if result.problem else f", {compared} torch's defaults"),
         says=f"The last step of {SHAPE.name} on {SHAPE.ranks} GPUs, of which the allocator may reserve "
         f"{LIMIT / GIB:.0f} GiB each. Bars are numbered by block, in the encoder and again in the decoder. "
-        "`minifsdp lab score 08` shows your table.",
+        "The command minifsdp lab score 08 shows your table.",
         lab="08",
         model=SHAPE.device.name,
     )
@@ -123,7 +123,8 @@ def enter_order(name: str, order: Any) -> Any:
         },
         title=f"{name}: {result.problem or f'{_ms(result.length):.0f} ms, {compared} {best}'}; "
         f"{1e3 * length_of(rows):.0f} ms measured",
-        says="A unit of time is 10 ms; F and I take two, W takes one. `minifsdp lab score 14` shows your table.",
+        says="A unit of time is 10 ms: a forward or the input's backward takes two, the weights' backward takes one. "
+        "Stages sleep instead of computing. The command minifsdp lab score 14 shows your table.",
         lab="14",
     )
 
