@@ -133,7 +133,7 @@ class TestTimed:
         lines = stored("01", r"(?:µs|even shards|broadcasts|padded) +([\d.]+) ms +([\d.]+) ms")
         assert all(0.99 * said <= took <= 1.25 * said + 3 for said, took in lines), lines
         ((turns, yours),) = stored("01", r"message and work in turn: (\d+) ms; with yours: (\d+) ms")
-        assert yours < 0.65 * turns
+        assert yours < 0.7 * turns
 
     def test_lab_05_your_fsdp_hides_nothing(self) -> None:
         ((hidden,),) = stored("05", r"(\d+)% of your FSDP's communication is under compute: it waits for every message")
@@ -141,7 +141,7 @@ class TestTimed:
 
     def test_lab_06_little_is_gained_unless_the_gather_goes_first(self) -> None:
         ((first,),) = stored("06", r"Measured: your schedule gains .*, and (\d+)% with the gather first")
-        ((yours, ahead),) = stored("06", r"hides (\d+)% of its communication .*, and (\d+)% with the gather first")
+        ((yours, ahead),) = stored("06", r"hides (\d+)% of its communication, and (\d+)% with the gather first")
         assert first >= 5
         assert ahead > 5 > yours
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -189,7 +190,11 @@ def test_bars_are_the_spans_in_milliseconds_and_the_lanes_colours(timeline: Figu
     drawn = {}
     for height, lane in zip(row.get_yticks(), row.get_yticklabels(), strict=True):
         (bars,) = [
-            c for c in row.collections if c.get_paths() and abs(c.get_paths()[0].vertices[:, 1].mean() - height) < 0.3
+            c
+            for c in row.collections
+            if isinstance(c, PolyCollection)
+            and c.get_paths()
+            and abs(c.get_paths()[0].vertices[:, 1].mean() - height) < 0.3
         ]
         corners = bars.get_paths()[0].vertices
         drawn[lane.get_text()] = (corners[:, 0].min(), corners[:, 0].max())
