@@ -81,7 +81,7 @@ def draw_gradients() -> Figure:
     mean = torch.stack(own).mean(0)
     assert torch.allclose(mean, gradient(batch), atol=1e-6)
     lines = {
-        "equal\nparameters": ("parameters", [before] * 4),
+        "four equal\nparameters": ("parameters", [before] * 4),
         "gradient of\nown samples": ("gradients", own),
         "all-reduce:\nthe mean": ("gradients", [mean] * 4),
         "parameters\nafter the step": ("parameters", [before - 0.2 * mean] * 4),

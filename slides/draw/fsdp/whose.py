@@ -39,7 +39,7 @@ def draw_whose() -> Figure:
     figure = canvas(4.8)
     axes = figure.subplots()
     panels = {
-        "FSDP": "owns a third of each,\nruns all of each",
+        "FSDP": "owns a third of each,\nruns all; root: 0 and 3",
         "pipeline": "owns two layers,\nruns only those",
         "tensor parallelism": "owns a third of each,\nruns that third",
     }

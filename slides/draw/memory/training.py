@@ -50,7 +50,7 @@ def step() -> Any:
             ledger.mark(f"{number} step")
             optimizer.zero_grad()
             ledger.mark(f"{number} zero_grad")
-    return _from_the_first(ledger.curve(), {"model built": "parameters", "first step": "optimizer"})
+    return _from_the_first(ledger.curve(), {"model built": "parameters", "first step": "optimizer", "second step": "optimizer"})
 
 
 def _from_the_first(curve: Any, tags: dict[str, str]) -> Any:
@@ -89,7 +89,7 @@ def draw_step() -> Figure:
     for at, name in curve["marks"]:
         axes.axvline(at, color=INK, linewidth=0.8)
         number, _, phase = name.partition(" ")
-        words = {"forward": "fwd"}.get(phase, phase)
+        words = {"forward": "fwd", "step": "step()"}.get(phase, phase)
         if number in ("first", "second") and at - begin > events / 25:
             axes.text((begin + at) / 2, -0.02, words, **style)
         if number in ("first", "second"):

@@ -120,7 +120,7 @@ def draw_sent() -> Figure:
     axes = figure.subplots()
     scatter, after = ("reduce-scatter", "gradients"), ("all-gather", "updated parameters")
     sent = {
-        "replicated": [("all-reduce", "gradients: a reduce-scatter, an all-gather")],
+        "DDP": [("all-reduce", "gradients: a reduce-scatter, an all-gather")],
         "stage 1": [scatter, after],
         "stage 2": [scatter, after],
         "stage 3": [("all-gather", "parameters: forward"), ("all-gather", "again: backward"), scatter],

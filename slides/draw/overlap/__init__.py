@@ -13,12 +13,13 @@ from draw.overlap.limits import draw_limiter, draw_limits, limited
 from draw.overlap.pools import draw_pools
 from draw.overlap.prefetch import draw_issue, draw_unbounded, prefetch_gain
 from draw.overlap.queues import QUEUEING, draw_queue, draw_waits, forward_pieces
-from draw.overlap.recorded import draw_recorded, rungs_recorded, tested
+from draw.overlap.recorded import draw_recorded, draw_tested, rungs_recorded, tested
 from draw.overlap.rules import draw_rules
 from draw.overlap.runs import DEEP, GPT, big, laptop, race
 from draw.overlap.stall import draw_retry, steps
 from draw.overlap.timelines import draw_backward, draw_frame, draw_held_up, draw_laptop, draw_race, draw_step, forwards
 
+from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.machine.program import STEP
 from minifsdp.course.plots.drawing import step_of
 from minifsdp.course.plots.palette import BLOCK_COLOURS
@@ -60,6 +61,7 @@ def numbers() -> dict[str, Any]:
         "stall": {"without": enough.seconds, "with": retried.seconds},
         "driver_call": driver_call(),
         "four": {name: rung["bytes"]["peak"] for name, rung in ladder.items()},
+        "ladder": Settings(ranks=RANKS),
         "sent": {name: rung["sent"] for name, rung in ladder.items()},
         "gpu": GPT.device.name,
         "recorded": rungs_recorded(),
@@ -88,5 +90,6 @@ FIGURES: dict[str, Draw] = {
     "overlap-limits": draw_limits,
     "overlap-rungs": draw_rungs,
     "overlap-recorded": draw_recorded,
+    "overlap-tested": draw_tested,
     "overlap-one-block": draw_one_block,
 }

@@ -100,7 +100,7 @@ def lives(name: str) -> list[tuple[str, list[float]]]:
 def draw_lives(name: str) -> Figure:
     """Of each gathered block the time in which the host holds it, and in which it is freed and not free."""
     figure = canvas(4.8)
-    axes = figure.subplots()
+    axes, beside = figure.subplots(1, 2, width_ratios=(3, 1))
     found = lives(name)
     longest = 1e3 * big(DEEP, name).seconds
     for row, (_, (asked, freed, free)) in enumerate(found):
@@ -112,8 +112,9 @@ def draw_lives(name: str) -> Figure:
     axes.spines["left"].set_visible(False)
     axes.set_xlim(0, longest)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set_xlabel(f"ms, modelled: {DEEP.recorded} blocks of a {GPT.name} model on a simulated A100")
-    _draw_peaks(axes, big(DEEP, name))
+    says = f"ms, modelled: {DEEP.recorded} blocks of a {GPT.name} model on a simulated A100"
+    figure.supxlabel(says, color=SOFT, fontsize=18)
+    _draw_peaks(beside, big(DEEP, name))
     last = 1e3 * max(freed for _, (_, freed, _) in found)
     handles = [Patch(color=TAG_COLOURS["unsharded"]), Patch(**STILL_READ)]
     words = [f"held by the host, until {last:,.0f} ms", "freed, but not yet read"]
@@ -122,18 +123,17 @@ def draw_lives(name: str) -> Figure:
 
 
 def _draw_peaks(axes: Axes, run: Run) -> None:
-    """In the empty corner, what the program has allocated at most and what is reserved for it, on one scale."""
-    corner = axes.inset_axes((0.5, 0.5, 0.5, 0.25))
+    """What the program has allocated at most and what is reserved for it, on one scale."""
     looks: dict[str, Any] = {
         "allocated": {"color": BLOCK_COLOURS["in use"]},
         "reserved": {"facecolor": BLOCK_COLOURS["free"], "edgecolor": INK},
     }
     for place, (kind, look) in enumerate(looks.items()):
         size = run.peak(kind) / GIB
-        corner.barh(-place, size, 0.7, linewidth=1.4, **look)
-        corner.text(size + 4, -place, f"{size:.0f} GiB {kind}", va="center_baseline")
-    corner.set_xlim(0, 2.4 * big(DEEP, "BACKWARD_PRE").peak("reserved") / GIB)
-    corner.axis("off")
+        axes.barh(-place, size, 0.3, linewidth=1.4, **look)
+        axes.text(0, 0.22 - place, f"{size:.0f} GiB {kind}", va="bottom")
+    axes.set(xlim=(0, 1.02 * big(DEEP, "BACKWARD_PRE").peak("reserved") / GIB), ylim=(-2.2, 0.9))
+    axes.axis("off")
 
 
 def draw_blocks() -> Figure:

@@ -115,4 +115,5 @@ def draw_block_lives(axes: Axes, allocator: Watched, over: float) -> None:
         middle = 500 * (asked + freed)
         axes.text(middle, bottom + 0.32, str(buffer // 2), ha="center", va="center_baseline", color=ink_on(colour))
     last = 1e3 * allocator.lives[-1][1]
-    axes.text(last + 0.2, BLOCKS["block C"], "same stream: free right away", va="center", color=SOFT)
+    axes.text(last + 0.2, BLOCKS["block C"], "yellow: activations, free at once", va="center", color=SOFT)
+    axes.text(over - 0.1, BLOCKS["block B"], "blue: gathered", va="center", ha="right", color=SOFT)

@@ -40,28 +40,33 @@ def tested() -> dict[str, float]:
 
 
 def draw_recorded() -> Figure:
-    """Three panels of rungs above; below, one rank's overlap on two schedules, and memory with and without a limit."""
-    figure = canvas(4.75)
-    above, below = figure.subfigures(2, 1, height_ratios=(6.2, 5.0))
-    panels, rungs = iter(above.subplots(1, 3, sharey=True)), rungs_recorded()
+    """Rungs of the ladder on two ranks: a step, what is sent under compute, and what is unsharded at the peak."""
+    figure, rungs = canvas(3.6), rungs_recorded()
+    panels = iter(figure.subplots(1, 3, sharey=True))
     _draw(panels, "a step takes", {name: 1e3 * each.seconds for name, each in rungs.items()}, "{:.0f} ms", COMPUTE)
     overlaps = {name: 100 * each.overlap for name, each in rungs.items()}
     _draw(panels, "sent under compute", overlaps, "{:.0f} %", HIDDEN)
     whole = {name: each.unsharded / MIB for name, each in rungs.items()}
     _draw(panels, "unsharded, peak", whole, "{:.0f} MiB", TAG_COLOURS["unsharded"])
-    panels, tests = iter(below.subplots(1, 2, width_ratios=(5, 4))), tested()
+    return figure
+
+
+def draw_tested() -> Figure:
+    """One rank's overlap on two schedules; and with and without a limit, memory as it comes and retries under a cap."""
+    figure, tests = canvas(3.9), tested()
+    left, right = figure.subfigures(1, 2, width_ratios=(6, 5))
     alone = {
         "compute": tests["overlap.overlap.compute_ms"],
         "collectives": tests["overlap.overlap.communication_ms"],
         "both, one stream": tests["overlap.sync.both_ms"],
         "both, overlap": tests["overlap.overlap.both_ms"],
     }
-    _draw(panels, "rank 0 alone, delayed collectives", alone, "{:.1f} ms", (COMPUTE, GATHER, COMPUTE, HIDDEN))
-    limits = {
-        f"no limit,\nretries: {tests['limiter.retries_without']}": tests["limiter.reserved_without_mib"],
-        f"k = 2,\nretries: {tests['limiter.retries_with']}": tests["limiter.reserved_with_mib"],
-    }
-    _draw(panels, "reserved", limits, "{:,.0f} MiB", BLOCK_COLOURS["in use"])
+    _draw(iter([left.subplots()]), "rank 0 alone", alone, "{:.1f} ms", (COMPUTE, GATHER, COMPUTE, HIDDEN))
+    panels, names = iter(right.subplots(2, 1)), {"no limit": "without", "k = 2": "with"}
+    reserved = {name: tests[f"limiter.reserved_{key}_mib"] for name, key in names.items()}
+    _draw(panels, "2 ranks, no cap: reserved", reserved, "{:,.0f} MiB", BLOCK_COLOURS["in use"])
+    retries = {name: tests[f"limiter.retries_{key}"] for name, key in names.items()}
+    _draw(panels, f"capped at {tests['limiter.cap_mib']:,.0f} MiB: retries", retries, "{}", OUTCOME_COLOURS["wrong"])
     return figure
 
 

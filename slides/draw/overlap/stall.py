@@ -39,7 +39,7 @@ def draw_retry() -> Figure:
         _draw_step(panel, run, short.seconds)
         memory = run.peak("reserved") if run is enough else T5.hardware.capacity
         retry = "" if run is enough else ", with a retry"
-        panel.set_title(f"{memory / GIB:.1f} GiB{retry}: {1e3 * run.seconds:.0f} ms")
+        panel.set_title(f"{memory / GIB:.1f} GiB of device memory{retry}: {1e3 * run.seconds:.0f} ms")
     name_messages(panels[0])
     name_waits(panels[1], short)
     panels[1].vlines(1e3 * flush(short)[0], -0.5, BRACKET, color=WRONG, linewidth=2.4, linestyle="--")
@@ -86,7 +86,7 @@ def name_waits(panel: Axes, run: Run) -> None:
     panel.text(middle, 0.5, "the device is idle", ha="center", va="center_baseline", color=WRONG, fontweight="bold")
     bracket = {"arrowstyle": "|-|,widthA=0.35,widthB=0.35", "color": INK, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
     panel.annotate("", (begin, BRACKET), (end, BRACKET), arrowprops=bracket)
-    says = "allocation fails: wait for the device, free the cache"
+    says = "allocation fails: wait, free the cache"
     panel.text((begin + end) / 2, BRACKET + 0.18, says, ha="center", va="bottom")
     panel.set_ylim(-0.5, 3.85)
 

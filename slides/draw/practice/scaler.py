@@ -82,10 +82,11 @@ def draw_scaler() -> Figure:
             for step, (scale, moved) in enumerate(found):
                 colour = {0: PALE, 1: RIGHT}.get(moved, WRONG)
                 style: dict[str, Any] = {"fontsize": 20, "color": "white" if moved else SOFT}
-                box(axes, left + 1.12 * step, bottom, (1.08, 1.3), colour, f"{moved:g}" if moved else "skip", **style)
-                seen = "inf " if step == BAD and rank == 1 else ""
-                look: Any = {"ha": "center", "color": WRONG if seen else SOFT}
-                axes.text(left + 1.12 * step + 0.54, bottom + 1.38, seen.strip() or f"{scale:.0f}", **look)
+                seen = step == BAD and rank == 1
+                skips = "inf:\nskip" if seen else "skip"
+                style |= {"color": WRONG} if seen else {}
+                box(axes, left + 1.12 * step, bottom, (1.08, 1.3), colour, f"{moved:g}" if moved else skips, **style)
+                axes.text(left + 1.12 * step + 0.54, bottom + 1.38, f"{scale:.0f}", ha="center", color=SOFT)
         if not panel:
             axes.text(-0.15, 0.0, "step", va="top", ha="right", color=SOFT)
         for step in range(5):

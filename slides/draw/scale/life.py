@@ -5,6 +5,7 @@ from __future__ import annotations
 from draw.canvas import canvas
 from draw.fsdp.drawing import box, say
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from minifsdp.course.plots.palette import (
     BLACK,
@@ -49,11 +50,13 @@ def draw_life() -> Figure:
     say(memory, 7.9, 0.5 + piece, "rows", color=ink_on(shades["rows"]))
     say(memory, 11.1, 0.5 + piece, "unsharded", color=BLACK)
     say(memory, 11.4, 1.5 + piece, "gradients", color=ink_on(shades["leaves"]))
+    say(memory, 15.3, 1.5 * piece, "gradient shard", color=ink_on(shades["mean"]))
     say(memory, 15.3, 0.5 + 2 * piece, "packed", color=ink_on(shades["packed"]))
     for x, text in ((2.6, "copy-\nout"), (9.2, "copy-\nout"), (13.05, "pack")):
         say(memory, x, 3.28, text)
     memory.set_ylim(0, 3.7)
-    memory.set_yticks([0, piece, 1 + piece, 2 + piece], ["0", "P/N", "P + P/N", "2P + P/N"])
+    levels = {"0": 0, "P/N": piece, "P + P/N": 1 + piece, "2P + P/N": 2 + piece, "2P + 2P/N": 2 + 2 * piece}
+    memory.set_yticks(list(levels.values()), list(levels))
     for start, stop, lane, colour, text in (
         (0.3, 2.3, 0, GATHER, "gather"),
         (2.9, 4.9, 1, LANE_COLOURS["compute"], "forward"),
@@ -95,6 +98,9 @@ def draw_reshard() -> Figure:
         else:
             say(axes, 1 / ranks + more + 0.01, place, says, ha="left")
     axes.set_title("reshard_after_forward", fontfamily="DejaVu Sans Mono")
+    patches = {"own shard": "parameters", "kept in addition": "unsharded"}
+    handles = [Patch(color=TAG_COLOURS[tag], label=text) for text, tag in patches.items()]
+    figure.legend(handles=handles, loc="upper right", ncols=2, handlelength=1.0, columnspacing=1)
     axes.set_yticks(range(len(choices)), list(choices))
     axes.invert_yaxis()
     axes.set_xticks([0, 0.5, 1])

@@ -17,6 +17,7 @@ from minifsdp.pipeline.simulate import simulate
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 MICROS_AT_95 = next(micros for micros in range(1, 1000) if bubble(RANKS, micros) <= 0.05)
+ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 2}
 ROWS = 48  # the batch, and milliseconds of a stage's forward: for any micro-batch, and for each row
 FIXED, EACH = 4.0, 1.0
 
@@ -25,7 +26,6 @@ def draw_bubbles() -> Figure:
     """(p - 1) / (m + p - 1) as lines, GPipe and 1F1B by the simulator on them."""
     figure = canvas(4.5)
     axes = figure.subplots()
-    free = 0.0  # height of the next name
     for ranks, colour in zip((2, 4, 8, 16), SERIES_COLOURS, strict=False):
         axes.plot(COUNTS, [100 * bubble(ranks, micros) for micros in COUNTS], color=colour)
         for order, marker, size in ((gpipe, "o", 11), (one_f_one_b, "x", 9)):
@@ -33,18 +33,17 @@ def draw_bubbles() -> Figure:
             found = [100 * simulate(plan, UNITS).bubble for plan in plans]
             face = {"markerfacecolor": "white"} if marker == "o" else {"markeredgewidth": 2.4}
             axes.plot(COUNTS, found, marker, color=colour, markersize=size, **face)
-        height = max(free, 100 * bubble(ranks, COUNTS[-1]))
-        say(axes, 72, height, f"p = {ranks}", ha="left", color=as_text(colour))
-        free = height + 8
+        between = 6  # micro-batches: lines are far apart
+        say(axes, between, 100 * bubble(ranks, between), f"p = {ranks}", color=as_text(colour), bbox=ON_WHITE)
     axes.set_xscale("log", base=2)
     axes.set_xticks(COUNTS, [str(each) for each in COUNTS])
-    axes.set_xlim(0.9, 100)
+    axes.set_xlim(0.9, 72)
     axes.set_ylim(-2, 100)
     axes.set_xlabel("micro-batches m")
     axes.set_ylabel("bubble, % of the step")
     axes.grid(axis="y")
-    say(axes, 9.5, 91, "○ GPipe and × 1F1B by the simulator,", ha="left", color=INK)
-    say(axes, 9.5, 82, "lines: (p − 1) / (m + p − 1)", ha="left", color=INK)
+    key = "○ GPipe and × 1F1B by the simulator,\nlines: (p − 1) / (m + p − 1)"
+    say(axes, 11, 90, key, ha="left", color=INK, bbox=ON_WHITE)
     return figure
 
 

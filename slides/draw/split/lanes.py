@@ -104,9 +104,9 @@ def draw_order() -> Figure:
     axes.set_ylim(RANKS - 0.35, -1.7)
     axes.get_gridspec().set_height_ratios([RANKS, RANKS + 1.2])  # lanes of one height
     for begin, end, text in zip(
-        times, times[1:], ("warm-up", "steady state: F and B alternate", "cool-down"), strict=False
+        times, times[1:], ("rank 0: warm-up", "steady state: F and B alternate", "cool-down"), strict=False
     ):
         look: Any = {"arrowstyle": "|-|,widthA=0.3,widthB=0.3", "color": SOFT, "lw": 1.6, "shrinkA": 1, "shrinkB": 1}
         axes.annotate("", (end, -0.62), (begin, -0.62), arrowprops=look)
-        say(axes, max((begin + end) / 2, 1.75), -1.15, text, color=SOFT)
+        say(axes, max((begin + end) / 2, 3.2), -1.15, text, color=SOFT)
     return figure

@@ -99,8 +99,8 @@ def draw_node() -> Figure:
         axes.plot(list(points), list(points.values()), "o-", color=colour)
         look = {"color": as_text(colour), "fontweight": "bold", "ha": "left"}
         say(axes, 34.5, points[32] + (1600 if "\n" in name else -300), name, **look)
-    say(axes, 1.75, 2600, "inside a node: NVLink", ha="left", color=INK)
-    say(axes, 11.9, 13900, "across nodes", ha="left", color=SOFT)
+    say(axes, 1.75, 2600, "inside a host: NVLink", ha="left", color=INK)
+    say(axes, 11.9, 13900, "across hosts", ha="left", color=SOFT)
     say(axes, 7.6, 9700, f"{SPEEDS['alone'][8]:,}", ha="right")
     say(axes, 16.9, 7300, f"{SPEEDS['alone'][16]:,}", ha="left")
     axes.set_xscale("log", base=2)
