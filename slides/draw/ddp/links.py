@@ -61,7 +61,8 @@ def draw_messages() -> Figure:
         "uneven,\npadded": milliseconds("all_gather", 4 * max(SHARES) * whole),
         "uneven, 4\nbroadcasts": milliseconds("broadcast", *(share * whole for share in SHARES)),
     }
-    titles = "number of collectives", "shards of " + ", ".join(f"{100 * share:.0f}" for share in SHARES) + " %"
+    uneven = " / ".join(f"{100 * share:.0f}" for share in SHARES)
+    titles = "number of collectives", f"shards: even, or {uneven} %"
     panels = figure.subplots(1, 2, sharey=True)
     for axes, cases, title in zip(panels, (left, right), titles, strict=True):
         colours = [BAD if number else GOOD for number in range(len(cases))]

@@ -50,7 +50,9 @@ def step() -> Any:
             ledger.mark(f"{number} step")
             optimizer.zero_grad()
             ledger.mark(f"{number} zero_grad")
-    return _from_the_first(ledger.curve(), {"model built": "parameters", "first step": "optimizer", "second step": "optimizer"})
+    return _from_the_first(
+        ledger.curve(), {"model built": "parameters", "first step": "optimizer", "second step": "optimizer"}
+    )
 
 
 def _from_the_first(curve: Any, tags: dict[str, str]) -> Any:

@@ -63,7 +63,7 @@ def turn(run: Run) -> tuple[float, float]:
 
 def draw_step() -> Figure:
     """A step of four blocks, on one stream, and with streams of its own for communication."""
-    runs = {"one stream (unnumbered: root)": big(GPT, "sync"), "separate streams": big(GPT, "no prefetch")}
+    runs = {"one stream (blank: root)": big(GPT, "sync"), "separate streams": big(GPT, "no prefetch")}
     figure = timeline(titled(runs), 5.2, GPT_ON)
     for panel, run in zip(figure.axes, runs.values(), strict=True):
         name_phases(panel, *turn(run))
@@ -78,9 +78,8 @@ def mark_hidden(panel: Axes, spans: Sequence[Span]) -> None:
     share = sum(end - begin for begin, end in hidden) / sum(end - begin for begin, end in sent)
     colour = OUTCOME_COLOURS["right"]
     for begin, end in hidden:
-        if end - begin < 2e-3:  # the root's reduction, under a norm: a speck
-            continue
-        panel.plot([1e3 * begin, 1e3 * end], [-0.42, -0.42], color=colour, linewidth=6, solid_capstyle="butt")
+        if end - begin > 0.01 * step_of(spans) / 1e3:  # else a speck
+            panel.plot([1e3 * begin, 1e3 * end], [-0.42, -0.42], color=colour, linewidth=6, solid_capstyle="butt")
     says = f"underlined: {100 * share:.0f} % hidden"
     panel.set_title(says, loc="right", color=colour)
 

@@ -87,7 +87,7 @@ STEP = (  # of a unit: lane, length, colour, name; FSDP1 has no copies
     ("link", 3.6, GATHER, "all-gather"),
     ("compute", 1.5, COPY, "out"),
     ("compute", 3.5, COMPUTE, "backward"),
-    ("compute", 1.1, COPY, "in"),
+    ("compute", 1.7, COPY, "pack"),
     ("link", 5.2, REDUCE, "reduce-scatter"),
 )
 SHARDS = RANK_COLOURS[0], RANK_COLOURS[2]  # of ranks 0 and 1

@@ -140,4 +140,5 @@ def draw_frozen() -> Figure:
     axes.set_xlabel(f"GB of gradients (fp32) per rank on {RANKS} ranks after backward")
     axes.spines["left"].set_visible(False)
     axes.set_xlim(0, 4.1)
+    axes.text(-0.01, 1.0, "trained:", transform=axes.transAxes, ha="right", color=SOFT)
     return figure
