@@ -107,7 +107,7 @@ def draw_schedule() -> Figure:
         box(axes, (left, -1.1), 0.7, 0.6, colour)
         say(axes, left + 1.0, -0.8, text, ha="left", color=SOFT)
         left += 7.4
-    bare(axes, (-2.8, 27.2), (-1.2, 7.9))
+    bare(axes, (-2.8, 27.9), (-1.2, 7.9))
     return figure
 
 

@@ -121,7 +121,7 @@ def draw_sequence() -> Figure:
     axes = figure.subplots()
     _block(axes, sequence=True)
     entries = (
-        (RANKS[0], "norm: its own tokens only (white: the other rank's); then its shard of each layer"),
+        (RANKS[0], "norm: only a rank's own tokens; white: the other rank's"),
         (REDUCE, "g: a reduce-scatter forward, an all-gather backward"),
         (GATHER, "f: an all-gather forward, a reduce-scatter backward"),
     )
