@@ -20,7 +20,7 @@ COLOURS = {
 
 def draw_rungs() -> Figure:
     """Peak memory of a rank on every rung, and the bytes that it sends in a step."""
-    figure = canvas(4.9)
+    figure = canvas(4.45)
     axes = figure.subplots()
     found = rungs(RANKS)
     most = max(rung["bytes"]["peak"] for rung in found.values()) / MIB
