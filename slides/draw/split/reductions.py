@@ -40,7 +40,7 @@ def _ticks(axes: Axes, at: list[float], top: float, colour: str) -> None:
 
 def draw_reductions() -> Figure:
     """One lane of 1F1B; below it two lanes for each way: a mark for each gather above, for each reduction below."""
-    figure = canvas(4.7)
+    figure = canvas(4.35)
     axes = figure.subplots()
     run = runs()["1F1B"]
     for action, start, end in run.rows[RANK]:
