@@ -35,7 +35,7 @@ def draw_left() -> Figure:
     axes.set(xlim=(0, 49), ylim=(1.95, -0.45), xticks=[])
     axes.spines["bottom"].set_visible(False)
     figure.legend(handles=tag_patches(shown), loc="outside upper center", ncols=3)
-    model = f"GPT of {LADDER.layers} blocks and a root (embedding, head)"
+    model = f"{LADDER.layers} blocks and a root (embedding, head)"
     says = f"MiB at the peak of a step, measured; {model}, {LADDER.ranks} ranks"
     figure.supxlabel(says, color=SOFT, fontsize=18)
     return figure
