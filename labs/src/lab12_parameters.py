@@ -867,8 +867,8 @@ plots.timeline(
     f"{runs['yours, held'].seconds * 1e3:.0f} ms a step, {runs['record_stream'].seconds * 1e3:.0f} without",
     says="One step; the host begins it while the device is still busy with the one before. Yours: in forward, each "
     "gather waits on its stream until an earlier buffer has been read. With record_stream, nothing delays gathers: all "
-    "of forward's run at once, each into memory of its own. Stream 1 copies shards into the gathers' buffers; the copies "
-    "out run on the compute stream.",
+    "of forward's run at once, each into memory of its own. Stream 1 copies shards into the gathers' buffers; the "
+    "copies out are part of compute.",
     lab="12",
 )
 
