@@ -74,7 +74,7 @@ def lanes(
         spans: the spans of the step.
         longest: the end, in milliseconds, of the axis that the rows share.
         begin: its start, in milliseconds; negative if a host is ahead of its device.
-        labelled: merge a unit's kernels, and write the last part of its name into bars with room for it.
+        labelled: merge a unit's kernels within a phase, and write the last part of its name into bars with room for it.
     """
     spans, whole = visible(spans, longest), longest - begin
     phases = [span for span in spans if span.lane == "phase"]
