@@ -120,18 +120,13 @@ def _name_phases(row: Axes, phases: Sequence[Span], low: float, over: float, lon
 
 
 def _joined(spans: Sequence[Span], phases: Sequence[Span], gap: float) -> list[Span]:
-    """The spans, with neighbours of the same name and phase merged if at most `gap` seconds apart.
-
-    The optimizer's kernels belong to no unit and bear its name.
-    """
-    starts = [phase.start for phase in phases]
+    """The spans, with neighbours of the same name and phase merged if at most `gap` seconds apart."""
     joined: list[Span] = []
+    starts = [phase.start for phase in phases]
     begun = 0  # phases
     for span in sorted(spans, key=lambda span: span.start):
         before = joined[-1] if joined and begun == bisect_right(starts, span.start) else None
         begun = bisect_right(starts, span.start)
-        if begun and phases[begun - 1].name == "optimizer":
-            span = span._replace(name="optimizer")
         if before is not None and before.name == span.name and span.start <= before.end + gap:
             joined[-1] = before._replace(duration=max(span.end, before.end) - before.start)
         else:
