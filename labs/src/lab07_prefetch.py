@@ -885,8 +885,7 @@ plots.lines(
     },
     xlabel="host time per kernel launch, µs",
     ylabel="forward time saved, %",
-    title=f"Forward prefetch saves up to {max(gains['held up']):.0%} if the host is held up, and nothing if it is well "
-    "ahead",
+    title=f"Forward prefetch saves {gains['held up'][0]:.0%} if the host is held up, and nothing if it is well ahead",
     says="Three equal blocks. A host that runs ahead has issued the gather anyway; one that is slower than its device "
     "starves it, prefetch or not. At 32 µs, the two are about as fast: the host is too late for a gather only without "
     "prefetch.",

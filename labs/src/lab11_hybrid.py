@@ -755,8 +755,7 @@ for factor, median in medians.items():
 hybrid, fully = (max(span.end for span in spans[factor]) for factor in (2, 4))
 plots.timeline(
     {"hybrid, F = 2": spans[2], "fully sharded, F = 4": spans[4]},
-    title="Hybrid sharding keeps a fully sharded step's gathers off the slow link, and takes "
-    f"{hybrid / fully:.2f} of its time",
+    title=f"Hybrid sharding keeps gathers off the slow link: {hybrid / fully:.2f} of the fully sharded step",
     says="Lanes of rank 0 over one more step, traced. The communication lane is the link between the hosts, the lane "
     "below it a link inside a host. Hybrid sharding uses the link between hosts only for all-reduces, and waits for "
     "them at the end of backward.",
