@@ -731,7 +731,7 @@ plots.curve(
     with_new_shards(built["meta"]["curve"]),
     earlier={"eager": built["eager"]["curve"]},
     predicted_peak=one,
-    title="Built on meta, a rank peaks at {}, built eagerly at {}".format(
+    title="On meta, a rank peaks at {}, built eagerly at {}".format(
         *(f"{built[how]['peak'] / 2**20:.2f} MiB ({built[how]['peak'] / PSI:.2f} × 4Ψ)" for how in ("meta", "eager"))
     ),
     says="One of 2 ranks builds and shards the GPT (4Ψ bytes), block by block, the root last. Dark: shards; light: the "
