@@ -951,7 +951,7 @@ assert by_unit["peak"] <= total + 4 * largest, "beside the model there was more 
 plots.curve(
     by_unit["curve"],
     earlier={"as one unit": at_once["curve"]},
-    title="Sharding unit by unit peaks at {}, as one unit at {}".format(
+    title="Sharding by unit peaks at {}, as one unit at {}".format(
         *(f"{each['peak'] / 2**10:.0f} KiB ({each['peak'] / total:.2f} × 4Ψ)" for each in (by_unit, at_once))
     ),
     says="One of 4 ranks flattens and shards the six layers (4Ψ bytes). Dark: originals, then shards; light: the "

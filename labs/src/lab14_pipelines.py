@@ -528,7 +528,7 @@ plots.stages(
 clock["1F1B"] = run_asleep(plan_of(one_f_one_b), SECONDS)
 plots.pipeline(
     {name: clock[name] for name in ("GPipe", "1F1B")},
-    title="GPipe and 1F1B have different orders and the same bubble: "
+    title="GPipe and 1F1B have another order and the same bubble: "
     f"{bubble_of(clock['GPipe']):.0%} and {bubble_of(clock['1F1B']):.0%} (sleeping stages)",
     says="Measured on 4 gloo ranks, where stages sleep instead of computing. Numbers and colours are micro-batches. "
     "Light: forward pass; dark: backward pass.",
@@ -843,7 +843,7 @@ outcome("size", best, how="computed", slips={"this minimizes only the bubble": 4
 plots.lines(
     {"measured": (list(took), list(took.values()))},
     expected={"your simulator": (list(said), list(said.values()))},
-    xlabel="micro-batches (48 samples in all)",
+    xlabel="micro-batches, of 48 samples in total",
     ylabel="step time, ms",
     logx=True,
     title=f"{best} micro-batches give the shortest simulated step, {said[best]:.0f} ms; 48 take {said[48]:.0f} ms",
