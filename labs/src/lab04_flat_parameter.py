@@ -328,7 +328,7 @@ def marked(shards: list[Tensor], mark: int) -> list[tuple[int, int]]:
 
 
 outcome("4.1", sum(shard.numel() for shard in shards) - 15, ranks=16, slips={"the weight alone": 4})
-padded_ranks = ", ".join(str(rank) for rank, shard in enumerate(shards) if not shard.all())
+padded_ranks = [rank for rank, shard in enumerate(shards) if not shard.all()]
 for ranks in (2, 3, 4, 16):
     most = max(ranks * pad_and_chunk(torch.ones(numel), ranks)[0].numel() - numel for numel in range(1, 100))
     print(f"{ranks:2} ranks, 1 to 99 elements: at most {most:2} elements of padding, expected {ranks - 1:2}")
@@ -337,7 +337,8 @@ drawn = plots.flat_layout(
     sizes,
     {name: marked(shards, mark) for mark, name in enumerate(sizes, start=1)},
     shards[0].numel(),
-    title=f"Each of 16 ranks holds {shards[0].numel()} element of nn.Linear(4, 3); rank {padded_ranks} holds padding",
+    title=f"{16 - len(padded_ranks)} of 16 ranks hold {shards[0].numel()} element of nn.Linear(4, 3), "
+    f"rank {', '.join(map(str, padded_ranks))} only padding",
     says="Top: the flat parameter, weight solid, bias dotted, padding hatched. Bottom: what each rank keeps.",
     lab="04",
 )
@@ -950,11 +951,11 @@ assert by_unit["peak"] <= total + 4 * largest, "beside the model there was more 
 plots.curve(
     by_unit["curve"],
     earlier={"as one unit": at_once["curve"]},
-    title="Sharding unit by unit peaks at {}, as one unit at {}".format(
-        *(f"{each['peak'] / 2**10:.0f} KiB ({each['peak'] / total:.2f} Ψ)" for each in (by_unit, at_once))
+    title="Sharding by unit peaks at {}, as one unit at {}".format(
+        *(f"{each['peak'] / 2**10:.0f} KiB ({each['peak'] / total:.2f} × 4Ψ)" for each in (by_unit, at_once))
     ),
-    says="One of 4 ranks flattens and shards the six layers. Dark: originals, then shards; light: the buffer. "
-    "The stages are those of the three units; the grey curve is stretched to the same width.",
+    says="One of 4 ranks flattens and shards the six layers (4Ψ bytes). Dark: originals, then shards; light: the "
+    "buffer. The stages are those of the three units; the grey curve is stretched to the same width.",
     lab="04",
 )
 

@@ -1129,7 +1129,7 @@ print(
 )
 plots.lines(
     {name: (list(each), list(each.values())) for name, each in times.items()},
-    xlabel="samples per rank (logarithmic)",
+    xlabel="samples per rank",
     ylabel="time per sample (of all ranks), ms",
     title=f"Per sample, your FSDP takes {equal:.1f} times DDP's time at {fits['DDP']} samples, and "
     f"{at_most:.1f} times at {fits['your FSDP']}",

@@ -883,7 +883,7 @@ plots.lines(
         f"host {host}": ([1e6 * each for each in LAUNCH], [round(100 * gain, 1) + 0.0 for gain in several])
         for host, several in gains.items()
     },
-    xlabel="host time per kernel launch, µs (logarithmic)",
+    xlabel="host time per kernel launch, µs",
     ylabel="forward time saved, %",
     title=f"Forward prefetch saves {gains['held up'][0]:.0%} if the host is held up, and nothing if it is well ahead",
     says="Three equal blocks. A host that runs ahead has issued the gather anyway; one that is slower than its device "

@@ -178,7 +178,7 @@ plots.device_memory(
     title=f"The program needs {plenty.peak('allocated') / GIB:.0f} GiB at its peak, and its allocator reserves "
     f"{plenty.peak('reserved') / GIB:.0f}",
     says="Bytes over the host's time. The program has freed what waits for an event, but it cannot be reused yet: "
-    "the device still has to read it. Cached memory can be reused.",
+    "the device still has to read it. Cached memory can be reused. The axis ends with the host's part of the step.",
     lab="08",
     model=PLENTY.name,
 )
@@ -470,7 +470,8 @@ class LabAllocator:
     def _malloc(self, memory: Memory, nbytes: int, stream: int) -> Block | None:
         block = self.pieces.malloc(memory, nbytes, stream)
         if block is None:
-            self.snapshots[f"retry {self.retries + 1}: stream {stream} wants {nbytes / GIB:.1f} GiB"] = self.snapshot()
+            request = f"retry {self.retries + 1} of the run, for {nbytes / GIB:.3g} GiB on stream {stream}"
+            self.snapshots[request] = self.snapshot()
         return block
 
     def record_stream(self, block: Block, stream: int) -> None:
@@ -584,11 +585,14 @@ plots.device_memory(
 request, before_retry = [*yours.snapshots.items()][yours.retries - len(in_last)]
 pieces_of = [block for segment in before_retry for block in segment.blocks]
 kinds = {state: sum(b.size for b in pieces_of if b.state == state) / GIB for state in ("in use", "waiting", "free")}
+largest = max((block for block in pieces_of if block.state == "free"), key=lambda block: block.size)
+assert largest.stream == 0, "the largest free block should be the compute stream's"
 plots.blocks(
     {request: before_retry},
     title=f"Memory runs out with {kinds['in use']:.0f} GiB in use: {kinds['waiting']:.0f} GiB wait for an event",
-    says="Just before the first retry of the same step: segments and their blocks, by stream; 1 has the gathers, 2 the "
-    "reductions. Free memory of one stream is of no use to another, and a free block is of no use to a larger request.",
+    says=f"Just before retry {yours.retries - len(in_last) + 1} of the run, the first of this step: segments and their "
+    "blocks, by stream; 1 has the gathers, 2 the reductions. The large free pieces are in the compute stream's pool, "
+    "and a gather on stream 1 cannot use them.",
     lab="08",
     model=A100.name,
 )
@@ -982,7 +986,7 @@ plots.curve(
     f"{usage['no limit on gathers'].state / MIB:.2f} with no limit on gathers",
     says="Bytes of a rank over the allocations of a step, without activations. With no limit on gathers, the entire "
     "model is gathered before the first block computes. With no limit on either, any number of reductions can be in "
-    "progress too.",
+    "progress too. After the optimizer, zero_grad frees the gradients.",
     lab="08",
     earlier={name: without_activations(usage[name].curve) for name in others},
 )

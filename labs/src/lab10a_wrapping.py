@@ -530,7 +530,7 @@ for rank, (_, ran) in enumerate(per_rank):
 assert all(ran == BLOCKS for _, ran in per_rank)
 plots.units(
     LAYERS,
-    layouts,
+    {name.replace("blocks.", "pair "): layout for name, layout in layouts.items()},
     RANKS,
     title=f"Six blocks in three pairs form {len(layouts)} units: the root unit holds the rest",
     says="Top: the layers as every rank runs them. Below: each unit's flat parameter and the ranks that share it; "
@@ -731,10 +731,10 @@ plots.curve(
     with_new_shards(built["meta"]["curve"]),
     earlier={"eager": built["eager"]["curve"]},
     predicted_peak=one,
-    title="Built on meta, a rank peaks at {}, built eagerly at {}".format(
-        *(f"{built[how]['peak'] / 2**20:.2f} MiB ({built[how]['peak'] / PSI:.2f} Ψ)" for how in ("meta", "eager"))
+    title="On meta, a rank peaks at {}, built eagerly at {}".format(
+        *(f"{built[how]['peak'] / 2**20:.2f} MiB ({built[how]['peak'] / PSI:.2f} × 4Ψ)" for how in ("meta", "eager"))
     ),
-    says="One of 2 ranks builds and shards the GPT (Ψ bytes), block by block, the root last. Dark: shards; light: the "
+    says="One of 2 ranks builds and shards the GPT (4Ψ bytes), block by block, the root last. Dark: shards; light: the "
     "unit that is being sharded. With more ranks, the shards shrink, and one unit remains.",
     lab="10a",
 )

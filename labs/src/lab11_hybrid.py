@@ -1046,8 +1046,8 @@ together = max(8 * count for count, (one, other) in zip(hosts, both, strict=True
 plots.lines(
     series,
     expected={"compute alone": (series["fully sharded"][0], device_only)},
-    xlabel="ranks (logarithmic)",
-    ylabel="step time for 512 samples, s (logarithmic)",
+    xlabel="ranks",
+    ylabel="step time for 512 samples, s",
     title="On 64 times as many ranks, a step is "
     f"{series['fully sharded'][1][0] / last['fully sharded']:.0f} times as fast fully sharded, "
     f"{series['hybrid'][1][0] / last['hybrid']:.0f} times hybrid",

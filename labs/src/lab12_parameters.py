@@ -589,14 +589,17 @@ assert lines_of["bytes sent"][1:] == [sent] * 2
 # gradients of the head.
 
 # %%
-plots.curve(
+peak = usage["yours"]["peak"] / MIB
+drawn = plots.curve(
     usage["yours"]["curve"],
     earlier={"flat": usage["flat"]["curve"]},
-    title=f"Yours peaks at {usage['yours']['peak'] / MIB:.2f} MiB, flat units at {usage['flat']['peak'] / MIB:.2f}",
+    title=f"Your per-parameter units peak at {peak:.2f} MiB, flat units at {usage['flat']['peak'] / MIB:.2f}",
     says="Bytes of rank 0 over the second step, in the order of allocations and frees. Communication: gathered buffers "
-    "in rank order, until they are copied out. They are freed before gradients pile up.",
+    "in rank order, until they are copied out. They are freed before gradients pile up. Dashed: your peak.",
     lab="12",
 )
+drawn.figure.axes[0].axhline(peak, color="black", linewidth=0.9, linestyle="--")
+drawn
 
 # %%
 state = {
@@ -864,7 +867,8 @@ plots.timeline(
     f"{runs['yours, held'].seconds * 1e3:.0f} ms a step, {runs['record_stream'].seconds * 1e3:.0f} without",
     says="One step; the host begins it while the device is still busy with the one before. Yours: in forward, each "
     "gather waits on its stream until an earlier buffer has been read. With record_stream, nothing delays gathers: all "
-    "of forward's run at once, each into memory of its own.",
+    "of forward's run at once, each into memory of its own. Stream 1 copies shards into the gathers' buffers; the "
+    "copies out are part of compute.",
     lab="12",
 )
 
@@ -971,8 +975,8 @@ plots.lines(
         name.replace("the gap", "the gap, to multiples of 16 bytes"): (list(each), list(each.values()))
         for name, each in costs.items()
     },
-    xlabel="ranks (logarithmic)",
-    ylabel="padding, % of the parameters (logarithmic)",
+    xlabel="ranks",
+    ylabel="padding, % of the parameters",
     title=f"On 1,000 ranks, whole rows cost {costs['whole rows'][1000]:.0f}% of padding, and gaps for alignment "
     f"{costs['the gap'][1000]:.2f}%",
     says="A GPT with 12 blocks of width 768 in bf16. A line is interrupted where there is no padding. A parameter with "

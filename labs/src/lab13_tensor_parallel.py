@@ -996,9 +996,10 @@ hidden = {name: overlap(each) or 0.0 for name, each in spans.items()}
 plots.timeline(
     {"your tensor parallelism": spans["tensor_parallel"], "with sequence parallelism": spans["sequence_parallel"]},
     title=f"Compute hides {hidden['tensor_parallel']:.0%} of tensor parallelism's communication",
-    says="Lanes of rank 0 of 2. Embedding, block and head need six all-reduces, and the loss needs small ones. "
-    "With sequence parallelism, each of the six becomes a reduce-scatter and an all-gather; the small all-reduces in "
-    "the backward pass sum the gradients of nine replicated parameters.",
+    says="Lanes of rank 0 of 2. Embedding, block and head need six all-reduces; the loss needs two small ones, the "
+    "last two in forward: the link takes 1 ms for each, and the rest of the bar is the wait for the other rank. With "
+    "sequence parallelism, each of the six becomes a reduce-scatter and an all-gather; the small all-reduces in the "
+    "backward pass sum the gradients of nine replicated parameters.",
     lab="13",
 )
 

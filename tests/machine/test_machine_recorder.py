@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -399,6 +400,18 @@ def test_whose_work_and_whose_memory_it_is(ranks: Any, schedule: str) -> None:
     assert {"blocks.0 parameters", "root parameters"} <= names
     gradients = {buffer.name for buffer in program.buffers.values() if buffer.tag == "gradients"}
     assert gradients == {f"gradients of {unit}" for unit in ("root", "blocks.0", "blocks.1", "blocks.2")}
+
+
+def test_an_optimizer_that_reads_no_unit_is_not_the_last_units_work() -> None:
+    with Recorder() as recorder:
+        whole, shard = torch.ones(4), torch.ones(2)
+        recorder.name_unit("blocks.0", SimpleNamespace(buffers={"parameters": whole}))  # type: ignore[arg-type]
+        recorder.reset_peaks()
+        whole.mul_(2)
+        recorder.mark("optimizer")
+        shard.mul_(2)
+        program = recorder.program()
+    assert [kernel.unit for kernel in kernels(program)] == ["blocks.0", "optimizer"]
 
 
 def test_it_records_on_cpu_only() -> None:

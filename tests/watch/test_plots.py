@@ -436,7 +436,7 @@ class TestRuns:
         row = picture.figure.axes[0]
         assert [label.get_text() for label in row.get_yticklabels()] == ["host", "communication", "compute"]
         written = {text.get_text() for text in row.texts}
-        assert {"3", "root", "forward", "backward", "optimizer"} <= written
+        assert {"3", "forward", "backward", "optimizer"} <= written
         assert "model, not measured: this machine, if its host ran ahead" in repr(picture)
 
     def test_kernels_of_a_unit_are_one_bar_and_collectives_are_not_joined(self) -> None:
@@ -445,6 +445,12 @@ class TestRuns:
         row = plots.timeline({"a": spans}, title="", says="", model="paper").figure.axes[0]
         assert [len(bars.get_paths()) for bars in row.collections] == [2, 1]  # from below: communication, compute
         assert [text.get_text() for text in row.texts] == ["1", "1", "1"]
+
+    def test_a_bar_ends_with_its_phase(self) -> None:
+        spans = [Span("compute", "blocks.0", start, 0.5) for start in (0.0, 0.5, 1.0)]
+        spans += [Span("phase", "forward", 0.0, 1.0), Span("phase", "backward", 1.0, 0.5)]
+        row = plots.timeline({"a": spans}, title="", says="", model="paper").figure.axes[0]
+        assert len(row.collections[1].get_paths()) == 2
 
     def test_spans_of_a_real_step_are_not_labelled(self) -> None:
         picture = plots.timeline({"a": [Span("compute", "addmm", 0.0, 1.0)]}, title="", says="S.")

@@ -51,7 +51,7 @@ class Kernel(NamedTuple):
 
     Attributes:
         name: the operator's name.
-        unit: the FSDP unit whose parameters were read last.
+        unit: the FSDP unit whose parameters were read last; "optimizer" from that mark until it reads a unit's.
         stream: the stream that it is queued on.
         reads, writes: buffers.
         flops: floating-point operations of matrix products, convolutions and attention; 0 for other operators.

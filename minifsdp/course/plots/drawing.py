@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -73,9 +74,10 @@ def lanes(
         spans: the spans of the step.
         longest: the end, in milliseconds, of the axis that the rows share.
         begin: its start, in milliseconds; negative if a host is ahead of its device.
-        labelled: merge a unit's kernels, and write the last part of its name into bars with room for it.
+        labelled: merge a unit's kernels within a phase, and write the last part of its name into bars with room for it.
     """
     spans, whole = visible(spans, longest), longest - begin
+    phases = [span for span in spans if span.lane == "phase"]
     present = {span.lane for span in spans} - {"phase"}
     present -= {"wait"} if "host" in present else set()
     names = sorted(
@@ -83,7 +85,7 @@ def lanes(
     )
     for height, lane in enumerate(reversed(names)):
         mine = [span for span in spans if span.lane == lane]
-        mine = _joined(mine, 0.002 * whole / 1e3) if labelled and _kind(lane) == "compute" else mine
+        mine = _joined(mine, phases, 0.002 * whole / 1e3) if labelled and _kind(lane) == "compute" else mine
         mine += [span for span in spans if span.lane == "wait" and lane == "host"]
         bars = [(span.start * 1e3, span.duration * 1e3) for span in mine]
         colours = [_colour(span) for span in mine]
@@ -94,7 +96,6 @@ def lanes(
     row.set_yticks(range(len(names)), reversed(names))
     row.set_xlim(begin, longest)
     row.tick_params(axis="y", length=0)
-    phases = [span for span in spans if span.lane == "phase"]
     lines = _name_phases(row, phases, 0.5 if "host" in names else -0.5, len(names), longest, whole)
     row.set_ylim(-0.5, len(names) + 0.1 + _LINE * (lines - 1))
 
@@ -118,11 +119,14 @@ def _name_phases(row: Axes, phases: Sequence[Span], low: float, over: float, lon
     return 1 + max((line for *_, line in placed), default=0)
 
 
-def _joined(spans: Sequence[Span], gap: float) -> list[Span]:
-    """The spans, with neighbours of the same name merged if at most `gap` seconds apart."""
+def _joined(spans: Sequence[Span], phases: Sequence[Span], gap: float) -> list[Span]:
+    """The spans, with neighbours of the same name and phase merged if at most `gap` seconds apart."""
     joined: list[Span] = []
+    starts = [phase.start for phase in phases]
+    begun = 0  # phases
     for span in sorted(spans, key=lambda span: span.start):
-        before = joined[-1] if joined else None
+        before = joined[-1] if joined and begun == bisect_right(starts, span.start) else None
+        begun = bisect_right(starts, span.start)
         if before is not None and before.name == span.name and span.start <= before.end + gap:
             joined[-1] = before._replace(duration=max(span.end, before.end) - before.start)
         else:

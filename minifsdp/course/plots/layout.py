@@ -116,6 +116,7 @@ def units(
         below.set_xlim(-0.005 * longest, 1.005 * longest)
         below.set_ylim(-0.32, len(layouts) - 0.22)
         below.set_xlabel("elements of a unit's flat parameter")
+        below.xaxis.set_major_formatter("{x:,.0f}")
         below.set_yticks([])
         below.spines["left"].set_visible(False)
     data = {

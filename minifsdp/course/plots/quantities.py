@@ -118,6 +118,7 @@ def lines(
             ys = [y if y > 0 or not logy else nan for y in ys]  # a logarithmic line is interrupted at a zero
             axes.plot(xs, ys, color=colours[name], label=name, clip_on=False, drawstyle=drawn, **dots)
         _plot_expected(axes, expected, series, colours, source)
+        xlabel, ylabel = (f"{label} (logarithmic)" if log else label for label, log in ((xlabel, logx), (ylabel, logy)))
         axes.set(xlabel=xlabel, ylabel=textwrap.fill(ylabel, 38))
         _scale(axes, sorted({x for xs, _ in (*series.values(), *expected.values()) for x in xs}), logx, logy)
         legend_beside(axes, axes.get_legend_handles_labels()[0])
@@ -173,7 +174,7 @@ def versus(results: Mapping[str, Versus], *, title: str, says: str, lab: str | N
             axes.annotate(text, (place, top), (0, 4), textcoords="offset points", ha="center", va="bottom")
         axes.set_xticks(range(len(results)), [textwrap.fill(name, 18) for name in results])
         axes.tick_params(axis="x", length=0)
-        axes.set(ylabel="a step, ms", xlim=(-0.6, len(results) - 0.4), ylim=(0, 1.2 * highest))
+        axes.set(ylabel="time of a step, ms", xlim=(-0.6, len(results) - 0.4), ylim=(0, 1.2 * highest))
         handles = [
             Patch(color=EARLIER_COLOURS[2], label="measured, median"),
             Line2D([], [], label="each step", **dot),
