@@ -52,7 +52,7 @@ def main() -> None:
         if done.returncode:
             sys.exit("Sphinx reported errors in the pages")
         write_texts(args.out)
-        images = {f"labs/{path.stem}.html": path.read_text().count('"image/png"') for path in notebooks}
+        images = {f"labs/{path.stem}.html": path.read_text().count('"image/png": "') for path in notebooks}
     copy_slides(args.slides, args.out / "slides")
     shutil.copy(explorer, args.out)
     found = look_around(args.out, images, TERMS, args.out.with_name(f"{args.out.name}-looks"))
