@@ -283,6 +283,6 @@ def test_a_lab_shows_the_latest_picture_on_record(folder: Path, monkeypatch: pyt
     for lab in ("06", "07"):
         show_record(lab, says="\nhow to read it\n")
         assert shown.pop().data == b"\x89PNG"
-        assert shown.pop().data == f"**On a GPU.** how to read it\n\nMade-up 7 x 1, {SHARED}, 2000-01-02:"
+        assert shown.pop().data == f"### On a GPU\n\nhow to read it\n\nMade-up 7 x 1, {SHARED}, 2000-01-02:"
     show_record("08", says="")  # the ladder has left no picture of the allocator
     assert not shown

@@ -40,6 +40,5 @@ def show_record(lab: str, says: str) -> None:
     from IPython.display import Image, Markdown, display
 
     _, picture, sentence = max(found)
-    # no heading: on the site it would begin a section, and the picture would leave its cell
-    display(Markdown(f"**On a GPU.** {says.strip()}\n\n{sentence}"))  # type: ignore[no-untyped-call]
+    display(Markdown(f"### On a GPU\n\n{says.strip()}\n\n{sentence}"))  # type: ignore[no-untyped-call]
     display(Image(filename=str(picture), width=900))  # type: ignore[no-untyped-call]
