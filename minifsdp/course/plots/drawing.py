@@ -125,8 +125,8 @@ def _joined(spans: Sequence[Span], phases: Sequence[Span], gap: float) -> list[S
     starts = [phase.start for phase in phases]
     begun = 0  # phases
     for span in sorted(spans, key=lambda span: span.start):
-        before = joined[-1] if joined and begun == bisect_right(starts, span.start) else None
-        begun = bisect_right(starts, span.start)
+        earlier, begun = begun, bisect_right(starts, span.start)
+        before = joined[-1] if joined and begun == earlier else None
         if before is not None and before.name == span.name and span.start <= before.end + gap:
             joined[-1] = before._replace(duration=max(span.end, before.end) - before.start)
         else:
@@ -166,7 +166,7 @@ def lane_patches(spans: Iterable[Span] | None = None) -> list[Patch]:
     """Legend patches of a timeline: all lanes, or only those among `spans`."""
     named = {
         "compute": LANE_COLOURS["compute"],
-        **{op: COLLECTIVE_COLOURS[op] for op in COLLECTIVE_COLOURS},
+        **COLLECTIVE_COLOURS,
         "copy to or from the host": LANE_COLOURS["copy"],
         "host issues": LANE_COLOURS["host"],
         "host waits": LANE_COLOURS["wait"],

@@ -123,7 +123,7 @@ def draw_lives(name: str) -> Figure:
 
 
 def _draw_peaks(axes: Axes, run: Run) -> None:
-    """What the program has allocated at most and what is reserved for it, on one scale."""
+    """Peak allocated and peak reserved memory of the program, on one scale."""
     looks: dict[str, Any] = {
         "allocated": {"color": BLOCK_COLOURS["in use"]},
         "reserved": {"facecolor": BLOCK_COLOURS["free"], "edgecolor": INK},

@@ -1,4 +1,4 @@
-"""What the record of an H100 shows: times and memory of some rungs, overlap of one rank, and the limiter's memory."""
+"""Figures from the record of an H100: step times and memory of five rungs, overlap on one rank, the rate limiter."""
 
 from __future__ import annotations
 
