@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.profiler import record_function
@@ -14,12 +16,13 @@ from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.ladder.step import take_step
 from minifsdp.course.watch.cpu_memory import WINDOW, allocator_peaks
 from minifsdp.course.watch.storages import storages_in
+from minifsdp.private import memory_snapshot, record_memory_history
 
 WARM_UP = 2  # steps before the measured ones: one creates the optimizer's state, one lets caches settle
 MEASURED = 2  # steps over which the peak is taken on CUDA
 WINDOWS = 6  # steps on CPU, each with a peak of its own; the lowest counts
 
-ON_CUDA = "peaks of torch's caching allocator on the rank that holds most"
+ON_CUDA = "peaks of torch's caching allocator on the rank that holds most, without blocks older than its model"
 ON_CPU = (
     "peaks of torch's CPU allocator from torch.profiler's events, on the rank that holds most; "
     f"the lowest of {WINDOWS} steps, because gloo's threads may release a buffer late"
@@ -27,7 +30,7 @@ ON_CPU = (
 
 
 def measure_memory(build: Callable[[], Trainer], batch: Batch, where: torch.device) -> dict[str, int]:
-    """Measure the allocator's peaks in a step, in bytes, less what the libraries held before the model was built.
+    """Measure the allocator's peaks in a step, in bytes, without what was allocated before the model was built.
 
     Args:
         build: makes a model to which nothing else refers, and wraps it.
@@ -54,22 +57,49 @@ def _on_cpu(build: Callable[[], Trainer], batch: Batch, where: torch.device) -> 
 def _on_cuda(build: Callable[[], Trainer], batch: Batch, where: torch.device) -> dict[str, int]:
     torch.cuda.empty_cache()
     empty = device.memory_stats(where)
-    trainer = build()
-    for _ in range(WARM_UP):
-        take_step(trainer, batch, where)
-    device.synchronize(where)
-    torch.cuda.reset_peak_memory_stats(where)
-    warm = device.memory_stats(where)
-    for _ in range(MEASURED):
-        take_step(trainer, batch, where)
-    device.synchronize(where)
-    full = device.memory_stats(where)
+    record_memory_history(True)
+    try:
+        trainer = build()
+        for _ in range(WARM_UP):
+            take_step(trainer, batch, where)
+        device.synchronize(where)
+        torch.cuda.reset_peak_memory_stats(where)
+        warm, since = device.memory_stats(where), time.time_ns() // 1000
+        for _ in range(MEASURED):
+            take_step(trainer, batch, where)
+        device.synchronize(where)
+        full = device.memory_stats(where)
+        traces = memory_snapshot()["device_traces"]
+    finally:
+        record_memory_history(False)
     release(trainer)
     return {
-        "allocated_peak": full["allocated_peak"] - empty["allocated"],
+        "allocated_peak": own_peak(traces[torch.cuda.current_device()], since),
         "reserved_peak": full["reserved_peak"] - empty["reserved"],
         "alloc_retries": full["alloc_retries"] - warm["alloc_retries"],
     }
+
+
+def own_peak(trace: Sequence[Mapping[str, Any]], since: int) -> int:
+    """The most bytes, as requested, of blocks allocated within the trace.
+
+    Older blocks don't count: other contestants may have left them, to be freed at any time.
+
+    Args:
+        trace: a GPU's entries in the allocator's history.
+        since: the time from which the peak is taken, in microseconds since 1970.
+    """
+    mine: dict[int, int] = {}
+    held = peak = 0
+    for entry in trace:
+        if entry["action"] == "alloc":
+            mine[entry["addr"]] = entry["size"]
+            held += entry["size"]
+        elif entry["action"] == "free_requested":
+            held -= mine.pop(entry["addr"], 0)
+        if entry["time_us"] >= since:
+            peak = max(peak, held)
+    return peak
 
 
 def release(trainer: Trainer) -> None:

@@ -106,8 +106,11 @@ def _failure(world: World, error: Exception, steps: Sequence[str]) -> Finding:
     last = f" (last: {steps[-1]})" if steps[-1] else " (before the first collective)"
     said = str(error).splitlines()[0]
     if "busy or unavailable" in said:
-        cure = "the GPU is in exclusive mode, and another process has it (nvidia-smi -q -d COMPUTE): end that one, or"
-        return Finding(CHECKS, False, f"{said}{last}", f"{cure} let an administrator run `nvidia-smi -c DEFAULT`")
+        cure = (
+            "if the GPU is in exclusive mode (nvidia-smi -q -d COMPUTE), end the process that has it, or let an "
+            "administrator run `nvidia-smi -c DEFAULT`; if several MPS daemons serve the GPU, leave one"
+        )
+        return Finding(CHECKS, False, f"{said}{last}", cure)
     cures = [
         "every rank must reach the others: check its interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME) and firewall"
     ]

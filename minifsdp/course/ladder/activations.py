@@ -26,7 +26,7 @@ in elements:
 
 Three differences. No dropout: its two masks of a byte per element, 2 sbh, are not there, so 34 becomes 32, which is 16
 elements of two bytes. No softmax: scaled_dot_product_attention keeps one number per query and head instead of s, and
-computes the softmax again in backward, so 5 abs² becomes abs (a GPU's kernel may pad it). And the paper leaves out what
+computes the softmax again in backward, so 5 abs² becomes abs (on a GPU: `kept_by_attention`). And the paper leaves out what
 is small: the mean and the deviation that a norm keeps of each token.
 
 The last column is the paper's sequence parallelism, which keeps only this rank's part of the inputs of qkv and up and
@@ -40,6 +40,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _INDEX, _FLAG = 8, 1  # bytes of an int64 and of a bool
+_QUERIES = 32  # a GPU's memory-efficient kernel pads the queries of a head to a multiple of this
+_ALIGNMENT = 16  # bytes: of its heads
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Sizes:
         width, heads: of the model; the ranks divide the heads.
         vocabulary: tokens of the head that the rank has.
         itemsize: bytes per element.
+        on_gpu: attention runs on a GPU.
     """
 
     batch: int
@@ -59,12 +62,13 @@ class Sizes:
     heads: int
     vocabulary: int
     itemsize: int = 4
+    on_gpu: bool = False
 
     @classmethod
-    def of(cls, shapes: Sequence[Sequence[int]], heads: int, batch: int, itemsize: int) -> Sizes:
+    def of(cls, shapes: Sequence[Sequence[int]], heads: int, batch: int, itemsize: int, on_gpu: bool) -> Sizes:
         """Of a model whose root's first parameters, the embeddings of tokens and positions, have these shapes."""
         (vocabulary, width), (context, _) = shapes[:2]
-        return cls(batch, context, width, heads, vocabulary, itemsize)
+        return cls(batch, context, width, heads, vocabulary, itemsize, on_gpu)
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ def kept_by_block(sizes: Sizes, cut: Cut) -> dict[str, int]:
         "statistics of norm1": 2 * token // between,
         "input of qkv": whole // gathered,
         "q, k, v": 3 * whole // t,
-        "logsumexp": token * sizes.heads // t,
+        **kept_by_attention(sizes, t),
         "input of out": whole // t,
         "input of norm2": whole // between,
         "statistics of norm2": 2 * token // between,
@@ -105,6 +109,21 @@ def kept_by_block(sizes: Sizes, cut: Cut) -> dict[str, int]:
         "input of gelu": 4 * whole // t,
         "input of down": 4 * whole // t,
     }
+
+
+def kept_by_attention(sizes: Sizes, ranks: int) -> dict[str, int]:
+    """Bytes that a rank's attention keeps besides q, k, v and its output.
+
+    On a GPU, float32 goes to the memory-efficient kernel, which pads its queries and keeps the random state of a
+    dropout. If the heads are no multiple of 16 bytes, no fused kernel takes them, and the softmax is kept as in the
+    paper (torch: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, and kAlignLSE in attention.cu).
+    """
+    rows = sizes.itemsize * sizes.batch * sizes.heads // ranks
+    if not sizes.on_gpu:
+        return {"logsumexp": rows * sizes.context}
+    if sizes.itemsize * sizes.width // sizes.heads % _ALIGNMENT:
+        return {"softmax": rows * sizes.context**2}
+    return {"logsumexp": rows * -(-sizes.context // _QUERIES) * _QUERIES, "random state": 2 * _INDEX}
 
 
 def kept_around_blocks(sizes: Sizes, cut: Cut) -> dict[str, int]:

@@ -19,7 +19,7 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 _HINTS = {
-    "busy or unavailable": "the GPU is in exclusive mode, and another process has it: `minifsdp doctor`",
+    "busy or unavailable": "the GPU is in exclusive mode, or several MPS daemons serve it: `minifsdp doctor`",
     "initialization error|driver initialization failed|re-initialize CUDA in forked": "CUDA was initialized before the"
     " ranks were forked, by something that torch imports",
     "CUDA error": "it may come from an earlier line; CUDA_LAUNCH_BLOCKING=1 names it, unless ranks share a GPU",
