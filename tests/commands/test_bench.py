@@ -19,7 +19,7 @@ from rich.console import Console
 from minifsdp import device
 from minifsdp.course import cli, plots
 from minifsdp.course.bench import compete, memory, report, start
-from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
+from minifsdp.course.bench.contestants import BASELINES, CONTESTANTS, Contestant
 from minifsdp.course.bench.prediction import GPUS, PREDICTED, predict
 from minifsdp.course.bench.settings import Settings
 from minifsdp.course.ladder.rungs import RUNGS, plain
@@ -238,29 +238,34 @@ def shown(record, width=100):
     return console.export_text()
 
 
+def numbers_of(name, text):
+    """What stands beside a name, in each table."""
+    return [line.split()[1:] for line in text.splitlines() if line.split()[:1] == [name]]
+
+
 def test_the_table_has_what_the_record_has(record):
     text = shown(record)
     for row in record["contestants"]:
-        (line,) = [line for line in text.splitlines() if line.split()[:1] == [row["name"]]]
-        numbers = line.split()
-        assert float(numbers[1]) == pytest.approx(1e3 * row["median"], rel=0.01)
-        assert numbers[3:-2] == [f"{ratio:.2f}" for ratio in row["ratios"].values()]
-        assert float(numbers[-2]) == pytest.approx(row["bytes"]["allocated_peak"] / 2**20, abs=0.05)
+        (ms, _, *ratios, _), (held,) = numbers_of(row["name"], text)
+        assert float(ms) == pytest.approx(1e3 * row["median"], rel=0.01)
+        assert ratios == [f"{ratio:.2f}" for ratio in row["ratios"].values()]
+        assert float(held) == pytest.approx(row["bytes"]["allocated_peak"] / 2**20, abs=0.05)
     assert "tries" not in text
     text = shown(unmeasured(record))
     assert "peak" not in text
     assert "not measured" in text
     text = shown(on_gpu(record))
     assert "tries" in text
-    (line,) = [line for line in text.splitlines() if line.split()[:1] == ["torch-fsdp1"]]
-    assert line.split()[-4:-1] == ["4.0", "6", "2"]  # the third: allocated and reserved MiB, retries; no prediction
+    assert numbers_of("torch-fsdp1", text)[1] == ["4.0", "6", "2"]  # allocated and reserved MiB, retries
 
 
 def test_it_fits_a_terminal(record):
-    """With every baseline, the longest name and steps of seconds."""
-    last = {"name": "torch-fsdp1-grad-op", "median": 1.234, "quartiles": [1.1, 1.3]}
-    rows = [row | {"ratios": row["ratios"] | {"torch-fsdp1-grad-op": 12.34}} for row in record["contestants"]]
-    assert "…" not in shown(record | {"contestants": [*rows, rows[-1] | last]}, width=80)
+    """With every baseline and all that a GPU gives, the longest name and steps of seconds."""
+    slow = {"median": 1.234, "quartiles": [1.1, 1.3], "ratios": dict.fromkeys(BASELINES, 12.34)}
+    for given in (record, on_gpu(record)):
+        rows = [row | slow for row in given["contestants"]]
+        last = rows[-1] | {"name": "torch-fsdp1-grad-op"}
+        assert "…" not in shown(given | {"contestants": [*rows, last]}, width=80)
 
 
 @pytest.mark.parametrize("of", [unmeasured, lambda record: record, on_gpu], ids=["unmeasured", "cpu", "gpu"])

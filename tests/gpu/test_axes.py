@@ -1,4 +1,4 @@
-"""The ladders of tensor parallelism and of pipelines on CUDA: the bytes that are predicted, and one process's losses."""
+"""The ladders of tensor parallelism and of pipelines on CUDA: the bytes predicted, and one process's losses."""
 
 from __future__ import annotations
 

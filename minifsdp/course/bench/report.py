@@ -23,7 +23,7 @@ TOLERANCE = 1e-4  # of a loss: rounding alone makes up to 2e-7 in 250 steps (2 l
 
 SHARED = "they compute on one GPU in turns and send over loopback, so seconds compare contestants and say nothing more"
 NOT_MEASURED = "not measured"
-_HELD = {"allocated_peak": "peak\nMiB", "reserved_peak": "reserved", "alloc_retries": "retries"}
+_HELD = {"allocated_peak": "allocated, MiB", "reserved_peak": "reserved, MiB", "alloc_retries": "retries"}
 
 
 def make_record(
@@ -77,32 +77,47 @@ def disagreement(record: Mapping[str, Any]) -> str | None:
 
 
 def bench_table(record: Mapping[str, Any]) -> Group:
-    """A row per contestant: seconds, ratios to the baselines, memory if measured, and the device model's prediction."""
-    model = record["model"]
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"A step of {model['parameters']:,} parameters on {record['ranks']} x {record['batch']} sequences",
-        caption="ms: median, of the slowest rank; below the baselines' names, this median divided by theirs",
-        pad_edge=False,
-        padding=0,  # the box puts a blank between columns, so all baselines fit into 80 characters
-    )
-    table.add_column("", no_wrap=True)
-    rows = record["contestants"]
-    held = list(rows[0]["bytes"] or ())
+    """Seconds and ratios to the baselines, with the device model's prediction; then memory if measured."""
+    tables = [_times(record), *([_memory(record)] if record["contestants"][0]["bytes"] else [])]
+    return Group(*tables, f"{record['world']}.\nModel: {record['model_says']}. Memory: {record['memory']}.")
+
+
+def _times(record: Mapping[str, Any]) -> Table:
+    model, rows = record["model"], record["contestants"]
     predicted = any(row["model_seconds"] is not None for row in rows)
-    headings = ["ms", "quartiles", *(name.replace("-", "\n") for name in rows[0]["ratios"])]
-    headings += [_HELD[kind] for kind in held]
-    headings += ["model,\nms"] if predicted else []
-    for heading in (*headings, "differs\nfrom 1\nprocess"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = _table(
+        ["ms", "quartiles", *(name.replace("-", "\n") for name in rows[0]["ratios"])]
+        + ["model,\nms"] * predicted
+        + ["loss\noff\nby"],
+        f"A step of {model['parameters']:,} parameters on {record['ranks']} x {record['batch']} sequences",
+    )
+    table.caption = (
+        "ms: median, of the slowest rank; below the baselines' names, this median divided by theirs; "
+        "off: from one process"
+    )
     for row in rows:
         cells = [_ms(row["median"]), "-".join(map(_ms, row["quartiles"]))]
         cells += [f"{ratio:.2f}" for ratio in row["ratios"].values()]
-        cells += [_amount(kind, row["bytes"][kind]) for kind in held]
         if predicted:
             cells += ["" if row["model_seconds"] is None else _ms(row["model_seconds"])]
         table.add_row(row["name"], *cells, _off(row))
-    return Group(table, f"{record['world']}.\nModel: {record['model_says']}. Memory: {record['memory']}.")
+    return table
+
+
+def _memory(record: Mapping[str, Any]) -> Table:
+    held = list(record["contestants"][0]["bytes"])
+    table = _table([_HELD[kind] for kind in held], "Memory at the peak of a step")
+    for row in record["contestants"]:
+        table.add_row(row["name"], *(_amount(kind, row["bytes"][kind]) for kind in held))
+    return table
+
+
+def _table(headings: Sequence[str], title: str) -> Table:
+    """Names on the left; without padding, because the box puts a blank between columns: 80 characters are enough."""
+    table = Table(box=box.SIMPLE_HEAD, title=title, pad_edge=False, padding=0)
+    for heading in ("", *headings):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    return table
 
 
 def _ms(seconds: float) -> str:

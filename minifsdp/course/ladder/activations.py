@@ -26,8 +26,8 @@ in elements:
 
 Three differences. No dropout: its two masks of a byte per element, 2 sbh, are not there, so 34 becomes 32, which is 16
 elements of two bytes. No softmax: scaled_dot_product_attention keeps one number per query and head instead of s, and
-computes the softmax again in backward, so 5 abs² becomes abs (on a GPU: `kept_by_attention`). And the paper leaves out what
-is small: the mean and the deviation that a norm keeps of each token.
+computes the softmax again in backward, so 5 abs² becomes abs (on a GPU: `kept_by_attention`). And the paper leaves out
+what is small: the mean and the deviation that a norm keeps of each token.
 
 The last column is the paper's sequence parallelism, which keeps only this rank's part of the inputs of qkv and up and
 gathers them again in backward (section 4.2.2); without that a rank keeps both whole, the column before. A block that is
