@@ -42,23 +42,32 @@ def _memory(record: dict[str, Any]) -> Table:
     verdict = "closed\nform" if len(columns) <= _MANY else "\N{CHECK MARK}"
     headings = _HEADINGS if len(columns) <= _MANY else {**_HEADINGS, **_NARROW}
     for heading in (*(headings[key] for key in columns), "peak", verdict):
-        table.add_column(heading, justify="right", no_wrap=heading != verdict)
+        table.add_column(heading, justify="right", no_wrap=True)
     if len(columns) > _MANY:
         table.padding = (0, 0, 0, 0)
     for rung in record["rungs"]:
         cells = [f"{max(rank[key] for rank in rung['bytes']) / MIB:.3f}" for key in columns]
         peak = f"{max(rank['peak'] for rank in rung['bytes']) / MIB:.3f}"
-        table.add_row(rung["name"], *cells, peak, _verdict(rung))
+        differences = _differences(rung)
+        table.add_row(
+            rung["name"], *cells, peak, "[red]\N{NOT EQUAL TO}[/]" if differences else "[green]\N{CHECK MARK}[/]"
+        )
+        caption += "".join(f"\n[red]{each}[/]" for each in differences)
+    table.caption = caption
     return table
 
 
-def _verdict(rung: dict[str, Any]) -> str:
-    """A tick, or the predicted amounts that differ from the measured ones, in MiB."""
+def _differences(rung: dict[str, Any]) -> list[str]:
+    """Each amount that is not as predicted, on the rank where it is furthest off."""
     ranks = list(zip(rung["bytes"], rung["predicted"], strict=True))
-    wrong = {key: most / MIB for measured, p in ranks for key, most in p.items() if measured[key] != most}
-    if not wrong:
-        return "[green]\N{CHECK MARK}[/]"
-    return "\n".join(f"[red]{key.replace('_', ' ')} \N{NOT EQUAL TO} {most:.3f}[/]" for key, most in wrong.items())
+    lines = []
+    for key in ranks[0][1]:
+        rank, off = max(
+            ((rank, has[key] - p[key]) for rank, (has, p) in enumerate(ranks)), key=lambda each: abs(each[1])
+        )
+        if off:
+            lines.append(f"{rung['name']}: {key.replace('_', ' ')} {off:+,} bytes on rank {rank}")
+    return lines
 
 
 def _cost(record: dict[str, Any]) -> Table:
