@@ -62,11 +62,9 @@ def _differences(rung: dict[str, Any]) -> list[str]:
     ranks = list(zip(rung["bytes"], rung["predicted"], strict=True))
     lines = []
     for key in ranks[0][1]:
-        rank, off = max(
-            ((rank, has[key] - p[key]) for rank, (has, p) in enumerate(ranks)), key=lambda each: abs(each[1])
-        )
-        if off:
-            lines.append(f"{rung['name']}: {key.replace('_', ' ')} {off:+,} bytes on rank {rank}")
+        off = [measured[key] - predicted[key] for measured, predicted in ranks]
+        if most := max(off, key=abs):
+            lines.append(f"{rung['name']}: {key.replace('_', ' ')} {most:+,} bytes on rank {off.index(most)}")
     return lines
 
 
