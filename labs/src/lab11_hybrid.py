@@ -755,10 +755,10 @@ for factor, median in medians.items():
 hybrid, fully = (max(span.end for span in spans[factor]) for factor in (2, 4))
 plots.timeline(
     {"hybrid, F = 2": spans[2], "fully sharded, F = 4": spans[4]},
-    title=f"Hybrid sharding keeps gathers off the slow link: {hybrid / fully:.2f} of the fully sharded step",
-    says="Lanes of rank 0 over one more step, traced. The communication lane is the link between the hosts, the lane "
-    "below it a link inside a host. Hybrid sharding uses the link between hosts only for all-reduces, and waits for "
-    "them at the end of backward.",
+    title="Hybrid sharding keeps gathers off the slow link: a step takes "
+    f"{1e3 * hybrid:.0f} instead of {1e3 * fully:.0f} ms",
+    says="Lanes of rank 0 over one more step, traced. Communication is the link between the hosts, the lane below it "
+    "a link inside a host. Hybrid sharding needs the former only for all-reduces, and waits for them at the end.",
     lab="11",
 )
 
@@ -1047,7 +1047,7 @@ plots.lines(
     series,
     expected={"compute alone": (series["fully sharded"][0], device_only)},
     xlabel="ranks",
-    ylabel="step time for 512 samples, s",
+    ylabel="time of a step of 512 samples, s",
     title="On 64 times as many ranks, a step is "
     f"{series['fully sharded'][1][0] / last['fully sharded']:.0f} times as fast fully sharded, "
     f"{series['hybrid'][1][0] / last['hybrid']:.0f} times hybrid",
