@@ -1017,11 +1017,12 @@ assert on_link[-1] > on_link[0]
 plots.lines(
     {"emulated link": (per_message, on_link), "gloo itself": (per_message, on_gloo)},
     expected={"emulated link": (per_message, by_model)},
-    xlabel="KiB per all-gather (4 MiB in total)",
+    source="pieces × (α + n / β)",
+    xlabel="KiB per all-gather, 4 MiB in total",
     ylabel="total time of the all-gathers, ms",
     title=f"Gathering 4 MiB over the link takes {on_link[0]:.0f} ms in one piece, and {on_link[-1]:.0f} ms in 64",
-    says="Time to gather 4 MiB on two ranks, over an emulated link of 2 ms and 100 MB/s (diamonds: α + n / β) and "
-    "over gloo alone.",
+    says="Time to gather 4 MiB on two ranks in equal pieces, over gloo alone and over an emulated link with α = 2 ms "
+    "and β = 100 MB/s. For each piece, a rank sends n bytes, half of the piece.",
     lab="01",
     logx=True,
     logy=True,

@@ -185,7 +185,7 @@ assert all(got > 0.95 * wanted for got, wanted in zip(measured, model, strict=Tr
 assert measured[-1] > 2 * measured[0]
 plots.lines(
     {"512 KiB gathered": (counts, measured)},
-    expected={"messages x latency + bytes / bandwidth": (counts, model)},
+    expected={"messages × latency + bytes / bandwidth": (counts, model)},
     xlabel="number of all-gathers",
     ylabel="time, ms",
     title=f"The same bytes in 64 messages take {measured[-1] / measured[0]:.0f} times as long as in one",

@@ -871,8 +871,8 @@ plots.curve(
     without_activations(mine["curve"]),
     title=f"Your FSDP's model state peaks at {mine['state_peak'] / MIB:.2f} MiB per rank, DDP's at "
     f"{usage['DDP']['state_peak'] / MIB:.2f}",
-    says="One step of your FSDP, without activations: each light blue step is a gathered unit. Lines: the same step "
-    "under DDP, ZeRO-1 and ZeRO-2.",
+    says="One step of your FSDP, without activations: each light blue step is a gathered unit. At the far right, "
+    "zero_grad frees the gradients. Lines: the same step under DDP, ZeRO-1 and ZeRO-2.",
     lab="05",
     predicted_peak=state_peak,
     earlier={name: without_activations(usage[name]["curve"]) for name in EARLIER},

@@ -730,7 +730,8 @@ plots.stages(
     mine["stages"],
     predicted={"peak": peak},
     earlier={"lab 05": totals},
-    title=f"A reduction in progress holds one block's gradient: the peak is {more / MIB:.2f} MiB higher",
+    title=f"A reduction in progress adds {more / MIB:.2f} MiB: a block's gradient"
+    + (" and the bytes it receives" if received else ""),
     says="Bytes of a rank after forward, at the peak of the step, and after backward. Predicted: lab 05's peak, one "
     "block's unsharded gradient and, on gloo, what the reduction receives.",
     lab="06",

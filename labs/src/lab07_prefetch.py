@@ -145,11 +145,10 @@ without = replay(plain_program, LAPTOP)
 computes = sum(span.duration for span in without.last_step() if span.lane == "compute")
 print(f"a step: {1e3 * without.seconds:.0f} ms, of which it computes {1e3 * computes:.0f} ms")
 plots.timeline(
-    {"no prefetch": without.last_step()},
+    {"no prefetch": without},
     title=f"Compute takes {1e3 * computes:.0f} of a step's {1e3 * without.seconds:.0f} ms; the rest is waiting",
     says="One step of 3 blocks. In forward, every unit waits for its gather; in backward, for the reduction of the "
     "previous unit and for its own gather behind it.",
-    model=LAPTOP.name,
 )
 
 # %% [markdown]
@@ -619,7 +618,7 @@ plots.curve(
     title=f"Model state peaks at {seen['both, all']['state'] / MIB:.2f} MiB with all gathered ahead, at "
     f"{seen['none']['state'] / MIB:.2f} without prefetch",
     says="One step, without activations. Teeth (grey lines) become stairs: all parameters are unsharded when "
-    "forward begins and again when backward begins, and are freed unit by unit.",
+    "forward begins and again when backward begins, and are freed unit by unit. At the far right, the optimizer runs.",
     lab="07",
     earlier={name: without_activations(seen[name]["curve"]) for name in ("none", "PRE")},
 )
@@ -712,12 +711,11 @@ def in_milliseconds(programs: dict[str, Program]) -> None:
 
 in_milliseconds(programs)
 plots.timeline(
-    {name: replay(programs[name], LAPTOP).last_step() for name in ("none", "both", "both, all")},
+    {name: replay(programs[name], LAPTOP) for name in ("none", "both", "both, all")},
     title="Prefetching one unit ahead closes the gaps; gathering all first gains no more",
     says="When forward begins, no compute can hide a gather; when backward begins, only the root's can; at the end, "
     "none hides the last reductions. A unit gathered more than one ahead only waits in memory.",
     lab="07",
-    model=LAPTOP.name,
 )
 
 # %% [markdown]
@@ -885,7 +883,8 @@ plots.lines(
     },
     xlabel="host time per kernel launch, µs",
     ylabel="forward time saved, %",
-    title=f"Forward prefetch saves {gains['held up'][0]:.0%} if the host is held up, and nothing if it is well ahead",
+    title=f"At {1e6 * LAUNCH[0]:.0f} µs per launch, forward prefetch saves {gains['held up'][0]:.0%} of forward if the "
+    f"host is held up, and {gains['runs ahead'][0]:.0%} if it runs ahead",
     says="Three equal blocks. A host that runs ahead has issued the gather anyway; one that is slower than its device "
     "starves it, prefetch or not. At 32 µs, the two are about as fast: the host is too late for a gather only without "
     "prefetch.",
@@ -898,7 +897,7 @@ plots.lines(
 # A host that runs ahead issues the gather of a block while the previous block is being computed, with or without
 # forward prefetch; in the forward pass, there is no reduction to delay the gather. If the host has to wait in every
 # block, as it does on a CPU, prefetching saves the part of each gather that compute can hide. With these blocks, this
-# is 0.83 ms of the 0.91 ms for three gathers. A host that is about as slow as its device (here, at 32 us per kernel) is
+# is 0.83 ms of the 0.91 ms for three gathers. A host that is about as slow as its device (here, at 32 µs per kernel) is
 # hardly ahead and issues gathers slightly late, so prefetch saves about a tenth. With an even slower host, the device
 # waits for kernels, and every gather has enough time.
 

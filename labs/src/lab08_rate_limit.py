@@ -599,12 +599,12 @@ plots.blocks(
 
 # %%
 plots.timeline(
-    {"without a limit, enough memory": plenty.last_step(), "40 GiB, with retries": last},
+    {"without a limit, enough memory": plenty, "40 GiB, with retries": yours},
     title=f"{len(in_last)} retries stop the device for {pauses(yours) - pauses(plenty):.2f} s of the step",
-    says="Lanes of rank 0 over the last step. While the host waits, nothing new is queued. When the device has "
-    "finished, cudaFree and cudaMalloc run, and only then does the host queue the next kernel.",
+    says="Lanes of rank 0 over the last step. With enough memory, the host issues the step in less than 10 ms. While "
+    "the host waits, nothing new is queued. When the device has finished, cudaFree and cudaMalloc run, and only then "
+    "does the host queue the next kernel.",
     lab="08",
-    model=A100.name,
 )
 
 # %% [markdown]
@@ -1210,7 +1210,7 @@ assert by_room[2.0] == 1
 plots.lines(
     {"T5-11B-like": (list(by_room), list(by_room.values()))},
     xlabel="device memory, multiples of the need with k = 2",
-    ylabel="step time, relative to k = 2",
+    ylabel="time of a step, relative to k = 2",
     title=f"Without a limit, a step takes {by_room[T5.room]:.1f} times as long, but not if memory is ample",
     says="With k = 2, a step takes the same time everywhere. Mean of all steps except the first.",
     lab="08",

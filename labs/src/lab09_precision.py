@@ -70,10 +70,11 @@ predict("9.0", ..., "a bf16 parameter of 1.0 after 500 updates of -0.001")
 import tempfile
 import warnings
 import weakref
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.profiler import record_function
 
 from minifsdp import FullyShardedDataParallel
 from minifsdp.course import plots
@@ -775,17 +776,33 @@ assert close
 
 
 # %% tags=["nbval-ignore-output"]
+def mark_passes(model: nn.Module) -> ExitStack:
+    """Mark the passes in a trace: a backward pass lasts from the end of a forward pass to the next, or to the exit."""
+    passes = ExitStack()
+
+    def begin(name: str) -> None:
+        passes.close()
+        passes.enter_context(record_function(name))
+
+    model.register_forward_pre_hook(lambda *_: begin("forward"), prepend=True)
+    model.register_forward_hook(lambda *_: begin("backward"))
+    return passes
+
+
 def trace_both(folder: Path) -> None:
     let_communication_go_first()
     with parse_link("latency=1ms,bandwidth=100MB/s") as link:
         for communicate in (True, False):
             model = yours(schedule=None)  # the library's own schedule, which overlaps
-            accumulate(model, micro_batches(), communicate)
+            passes = mark_passes(model)
+            with passes:
+                accumulate(model, micro_batches(), communicate)
             for take in range(6):
                 model.zero_grad()
                 with record_trace(folder / f"{communicate}-{take}-{dist.get_rank()}.json", link):
                     dist.barrier()  # start together
-                    accumulate(model, micro_batches(), communicate)
+                    with passes:
+                        accumulate(model, micro_batches(), communicate)
 
 
 with tempfile.TemporaryDirectory() as folder:

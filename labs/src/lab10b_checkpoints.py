@@ -1370,7 +1370,8 @@ plots.timeline(
     title=f"Checkpoints inside the units hide {hidden['inside']:.0%} of the communication, those around them "
     f"{hidden['around, reentrant']:.0%}",
     says=f"Lanes of one rank, the fastest of {STEPS} steps over an emulated link. Recomputation makes backward compute "
-    "longer; with checkpoints around the units, its gathers come while nothing computes.",
+    "longer; with checkpoints around the units, its gathers come while nothing computes. A bar far longer than its "
+    "neighbours is a delay of this machine, not of the link.",
     lab="10b",
 )
 

@@ -96,6 +96,7 @@ import statistics
 import tempfile
 import time
 import warnings
+from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
@@ -708,10 +709,11 @@ plots.stages(
 
 # %% tags=["nbval-ignore-output"]
 INSIDE, ACROSS = (50e-6, 1e9), (2e-3, 16e6)  # seconds, bytes per second
+TRACES = 3
 
 
 def time_and_trace(folder: Path) -> dict[int, list[float]]:
-    """Return the seconds of interleaved steps by sharding factor, and rank 0's trace of one more step."""
+    """Return the seconds of interleaved steps by sharding factor; trace more steps."""
     let_communication_go_first()
     where = rank_device()
     with HostLinks(EmulatedLink(*INSIDE), EmulatedLink(*ACROSS), PER_HOST) as links:
@@ -725,8 +727,8 @@ def time_and_trace(folder: Path) -> dict[int, list[float]]:
                 trainer.optimizer.zero_grad()
                 device.synchronize(where)
                 seconds[factor].append(time.perf_counter() - start)
-        for factor in (2, 4):
-            with record_trace(folder / f"{factor}-{dist.get_rank()}.json", links):
+        for factor, attempt in product((2, 4), range(TRACES)):
+            with record_trace(folder / f"{factor}-{attempt}-{dist.get_rank()}.json", links):
                 comm.all_reduce(torch.zeros(1, device=where), comm.world()).wait()
                 take_step(trainers[factor], BATCHES[0])
     return {factor: each[1:] for factor, each in seconds.items()}
@@ -744,9 +746,15 @@ def by_link(spans: list[Any]) -> list[Any]:
     ]
 
 
+def fastest(folder: Path, factor: int) -> list[Any]:
+    """Return the step least disturbed by other programs on this machine."""
+    steps = [read_trace(folder / f"{factor}-{attempt}-0.json") for attempt in range(TRACES)]
+    return min(steps, key=lambda spans: max(span.end for span in spans))
+
+
 with tempfile.TemporaryDirectory() as folder:
     times = launch(time_and_trace, RANKS, Path(folder))[0]
-    spans = {factor: by_link(read_trace(Path(folder, f"{factor}-0.json"))) for factor in (2, 4)}
+    spans = {factor: by_link(fastest(Path(folder), factor)) for factor in (2, 4)}
 medians = {factor: statistics.median(each) for factor, each in times.items()}
 for factor, median in medians.items():
     sent = traffic(unit_bytes(factor), RANKS, PER_HOST, factor)
@@ -755,10 +763,10 @@ for factor, median in medians.items():
 hybrid, fully = (max(span.end for span in spans[factor]) for factor in (2, 4))
 plots.timeline(
     {"hybrid, F = 2": spans[2], "fully sharded, F = 4": spans[4]},
-    title=f"Hybrid sharding keeps gathers off the slow link: {hybrid / fully:.2f} of the fully sharded step",
-    says="Lanes of rank 0 over one more step, traced. The communication lane is the link between the hosts, the lane "
-    "below it a link inside a host. Hybrid sharding uses the link between hosts only for all-reduces, and waits for "
-    "them at the end of backward.",
+    title="Hybrid sharding keeps gathers off the slow link: a step takes "
+    f"{1e3 * hybrid:.0f} instead of {1e3 * fully:.0f} ms",
+    says=f"Lanes of rank 0, the fastest of {TRACES} steps. Communication is the link between the hosts, the lane below "
+    "it a link inside a host. Hybrid sharding needs the former only for all-reduces, and waits for them at the end.",
     lab="11",
 )
 
@@ -1047,7 +1055,7 @@ plots.lines(
     series,
     expected={"compute alone": (series["fully sharded"][0], device_only)},
     xlabel="ranks",
-    ylabel="step time for 512 samples, s",
+    ylabel="time of a step of 512 samples, s",
     title="On 64 times as many ranks, a step is "
     f"{series['fully sharded'][1][0] / last['fully sharded']:.0f} times as fast fully sharded, "
     f"{series['hybrid'][1][0] / last['hybrid']:.0f} times hybrid",

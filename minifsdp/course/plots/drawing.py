@@ -106,7 +106,7 @@ def _name_phases(row: Axes, phases: Sequence[Span], low: float, over: float, lon
     Names keep within the axis, which ends at `longest` and is `whole` wide, apart from each other, and off the lines.
     """
     gap = 0.005 * whole
-    named = [(phase.start * 1e3, LETTER * len(phase.name) * whole, phase.name) for phase in phases]
+    named = [(phase.start * 1e3, LETTER * len(phase.name) * whole + 2 * gap, phase.name) for phase in phases]
     rightward = [each for each in reversed(named) if each[0] + each[1] <= longest]
     placed: list[tuple[float, float, int]] = []  # the ends of a name, and its line
     for at, width, name in [*rightward, *(each for each in named if each not in rightward)]:

@@ -70,13 +70,12 @@ def enter(name: str, schedule: Any) -> Any:
     )
     same = compared == "as with" and result.reserved == torchs.reserved  # one row shows both
     return plots.timeline(
-        {**({} if same else {torch_name: torchs.run.last_step()}), name: result.run.last_step()},
+        {**({} if same else {torch_name: torchs.run}), name: result.run},
         title=f"{name}: {verdict}" + ("" if result.problem else f", {compared} torch's defaults"),
         says=f"The last step of {SHAPE.name} on {SHAPE.ranks} GPUs, of which the allocator may reserve "
         f"{LIMIT / GIB:.0f} GiB each. Bars are numbered by block, in the encoder and again in the decoder. "
         "The command minifsdp lab score 08 shows your table.",
         lab="08",
-        model=SHAPE.device.name,
     )
 
 
