@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import subprocess
 import sys
@@ -30,7 +29,6 @@ from minifsdp.course.plots.palette import BLOCK_COLOURS, COLLECTIVE_COLOURS, EAR
 from minifsdp.course.plots.picture import in_words
 from minifsdp.course.plots.runs import step_of_run
 from minifsdp.course.plots.style import unit_for
-from minifsdp.course.watch.excerpt import excerpt
 from minifsdp.course.watch.timeline import Span
 
 MIB = 2**20
@@ -604,19 +602,3 @@ def test_numbers_in_words(value: object, said: str) -> None:
 @pytest.mark.parametrize(("largest", "name"), [(0, "B"), (1023, "B"), (1024, "KiB"), (MIB, "MiB"), (2**30, "GiB")])
 def test_units(largest: int, name: str) -> None:
     assert unit_for(largest)[0] == name
-
-
-def test_an_excerpt_keeps_the_rows_the_axis_and_the_legend_without_the_empty_part(tmp_path: Path) -> None:
-    steps = {"first": 1.0, "second": 0.5, "third": 0.5}
-    rows = [
-        Timeline(name, [Span("compute", "mm", 0.0, end), Span("communication", "all_gather", 0.0, end)], 1.0)
-        for name, end in steps.items()
-    ]
-    timeline_figure(rows, tmp_path / "all.png")
-    two, one = (Image.open(io.BytesIO(excerpt(tmp_path / "all.png", each))) for each in ([1, 2], [1]))
-    whole = Image.open(tmp_path / "all.png")
-    assert one.width == two.width
-    assert 0.4 * whole.width < two.width < 0.7 * whole.width, "half of the step, and the lanes' names"
-    assert 100 < two.height - one.height < whole.height / 3
-    legend = {to_hex(pixel / 255) for pixel in np.asarray(two)[-20:].reshape(-1, 3)}
-    assert {COLLECTIVE_COLOURS["all-gather"].lower(), LANE_COLOURS["compute"].lower()} <= legend

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import minifsdp
 
 
 class _Shown(NamedTuple):
-    """What a lab shows of the ladder: its heading, the plot, and two of the plot's rungs."""
+    """What a lab shows of the ladder: its subject, the plot, and the plot's rows to compare."""
 
     heading: str
     plot: str
@@ -33,38 +33,28 @@ def records_folder() -> Path:
 
 
 def show_record(lab: str, says: str) -> None:
-    """Display the lab's rungs in the latest recorded plot of a ladder run on a GPU, or print that there is none.
+    """Display the latest recorded plot of a ladder run on a GPU, or print that there is none.
 
     Args:
         lab: "06", "07" or "08".
         says: how to read it.
     """
-    shown = _SHOWN[lab]
-    plot = f"ladder-{shown.plot}.png"
+    heading, name, rungs = _SHOWN[lab]
+    plot = f"ladder-{name}.png"
     found = []
     for path in records_folder().glob("*.json"):
         record = json.loads(path.read_text())
         ladder = record["parts"].get("ladder", {"plots": []})
-        names = _names(shown, ladder) if plot in ladder["plots"] else []  # a part has plots only if it passed
-        if set(shown.rungs) <= set(names):
+        if plot in ladder["plots"]:  # a part has plots only if it passed
             gpus = f"{record['gpu']} x {record['count']}"
             world, when = ladder["results"].get("world", ""), ladder["when"]
-            sentence = f"{gpus}, {world}, {when[:10]}; two of the ladder's rungs:"
-            found.append((when, path.with_suffix("") / plot, [names.index(name) for name in shown.rungs], sentence))
+            found.append((when, path.with_suffix("") / plot, f"{gpus}, {world}, {when[:10]}"))
     if not found:
         print("there is no record of a run on a GPU to show here")
         return
     from IPython.display import Image, Markdown, display
 
-    from minifsdp.course.watch.excerpt import excerpt
-
-    _, picture, rows, sentence = max(found)
-    text = f"### On a GPU: {shown.heading}\n\n{says.strip()}\n\n{sentence}"
+    _, picture, where = max(found)
+    text = f"### On a GPU: {heading}\n\n{says.strip()}\n\nThe ladder on {where}; compare `{rungs[0]}` and `{rungs[1]}`:"
     display(Markdown(text))  # type: ignore[no-untyped-call]
-    display(Image(data=excerpt(picture, rows), format="png", width=900))  # type: ignore[no-untyped-call]
-
-
-def _names(shown: _Shown, ladder: dict[str, Any]) -> list[str]:
-    """The names of the plot's rows; a timeline has only the rungs that shard everything."""
-    names = [rung["name"] for rung in ladder["results"]["rungs"]]
-    return [name for name in names if shown.plot != "timeline" or name.startswith("fsdp")]
+    display(Image(filename=str(picture), width=900))  # type: ignore[no-untyped-call]
