@@ -13,7 +13,7 @@ import minifsdp
 
 
 class _Shown(NamedTuple):
-    """What a lab shows of the ladder: its subject, the plot, and the plot's rows to compare."""
+    """The part of the ladder that a lab shows: its subject, the plot, and the plot's rows to compare."""
 
     heading: str
     plot: str
