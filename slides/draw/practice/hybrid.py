@@ -128,7 +128,7 @@ def draw_decisions() -> Figure:
         "split layers": LINE,
     }
     figure, axes = bare(4.75, 4.0, len(lines) + 2.1, left=-1.05)
-    axes.text(-0.04, len(lines) + 0.15, "parameters", ha="right", va="bottom", color=SOFT)
+    axes.text(-0.04, len(lines) + 0.15, "hosts × GPUs\nmemory\nnetwork", ha="right", va="bottom", color=SOFT)
     for place, cluster in enumerate(head):
         axes.text(place + 0.5, len(lines) + 0.15, CLUSTERS[cluster], ha="center", va="bottom", color=SOFT)
     for row, (job, *decisions) in enumerate(lines):
@@ -143,7 +143,7 @@ def draw_decisions() -> Figure:
 
 def _short(text: str) -> str:
     """A row's name in the lab's table, for a narrow column."""
-    words = {" billion": " B", " parameters": "", "context 131,072": "long context"}
+    words = {" billion": " B", "context 131,072": "long context"}
     for word, short in words.items():
         text = text.replace(word, short)
     return text
