@@ -7,9 +7,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from minifsdp.course.ladder.measure import Settings
+
 SLIDES = Path(__file__).parents[1]
 LABS = SLIDES.parent / "labs"
 RECORD = SLIDES.parent / "benchmarks" / "records" / "nvidia-h100-80gb-hbm3-x1.json"
+
+
+@cache
+def ladders_gpt() -> str:
+    """The model of these runs, in words."""
+    settings = Settings()
+    size = sum(p.numel() for p in settings.model().parameters())
+    return f"the ladder's GPT ({settings.layers} blocks of width {settings.width}, {size / 1e6:.1f} M parameters)"
 
 
 @cache

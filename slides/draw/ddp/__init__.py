@@ -13,6 +13,7 @@ from draw.ddp.runs import CAP, PAPER, all_reduce, bucket_sizes, exposed, paramet
 from draw.ddp.traffic import draw_busiest, draw_gather, gather_then_broadcast, ring_all_gather, sent_bytes
 from draw.ddp.unused import draw_unused
 from draw.ddp.waiting import draw_waiting
+from draw.ladders import draw_first
 
 
 def numbers() -> dict[str, Any]:
@@ -44,6 +45,7 @@ def numbers() -> dict[str, Any]:
 
 
 FIGURES: dict[str, Draw] = {
+    "ddp-ladder": draw_first,
     "ddp-primitives": draw_primitives,
     "ddp-reduce-scatter": lambda: draw_ring("reduce-scatter"),
     "ddp-all-gather": lambda: draw_ring("all-gather"),

@@ -14,7 +14,7 @@ from draw.fsdp.step import draw_life, draw_log, draw_strategies
 from draw.fsdp.tied import draw_tied
 from draw.fsdp.units import LARGE_SETTING, draw_root, draw_trade, draw_units, groupings, refusal
 from draw.fsdp.whose import draw_whose
-from draw.measured import rungs
+from draw.measured import ladders_gpt, rungs
 
 from minifsdp.course.ladder import closed_form
 
@@ -42,6 +42,7 @@ def numbers() -> dict[str, Any]:
         "norms": norms(),
         "optimizer": full["optimizer"],
         "small": SMALL,
+        "gpt": ladders_gpt(),
         "rungs": rungs(),
         "ladder": ladder_units(),
         "fits": {name: most_rows(tried) for name, tried in ranks()[0]["rows"].items()},

@@ -160,5 +160,6 @@ def draw_gradients() -> Figure:
         axes.annotate("", (4.5 * rank + 1.95, 1.18), (4.5 * rank + 1.95, 1.72), arrowprops=arrow)
         box(axes, (4.5 * rank - 0.1, 0.3), 4.1, 0.84, "none", edgecolor=REDUCE, linewidth=2.4)
         say(axes, 4.5 * rank + 1.95, 0.05, f"to rank {rank}", color=REDUCE)
-    bare(axes, (-3.4, 17.6), (-0.15, 5.0))
+    say(axes, 17.9, 0.72, "hatched:\npadding", ha="left", color=SOFT)
+    bare(axes, (-3.4, 20.4), (-0.15, 5.0))
     return figure

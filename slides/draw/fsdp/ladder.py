@@ -7,7 +7,7 @@ from typing import Any
 from draw.canvas import MIB, canvas
 from draw.fsdp.drawing import named, say
 from draw.fsdp.runs import LAB, ROWS, ranks
-from draw.peaks import LADDER, held
+from draw.peaks import held
 from matplotlib.figure import Figure
 
 from minifsdp.course.ladder.closed_form import Setting
@@ -31,7 +31,7 @@ def ladder_units() -> dict[str, int]:
 
 def draw_rungs() -> Figure:
     """What a rank holds under FULL_SHARD between steps and at the peak of one, piece by piece."""
-    figure = canvas(4.2)
+    figure = canvas(4.0)
     axes = figure.subplots()
     rest, peak = held()["fsdp"]
     root, block = (ladder_units()[name] for name in ("root", "block"))
@@ -57,8 +57,7 @@ def draw_rungs() -> Figure:
     named(axes, ["between\nsteps", "at the\npeak"])
     axes.set(xlim=(0, 31), ylim=(1.95, -0.4), xticks=[])
     axes.spines["bottom"].set_visible(False)
-    says = f"MiB per rank, measured; GPT of {LADDER.layers} blocks and a root, {LADDER.ranks} ranks"
-    figure.supxlabel(says, color=SOFT, fontsize=18)
+    figure.supxlabel("MiB per rank", color=SOFT, fontsize=18)
     return figure
 
 

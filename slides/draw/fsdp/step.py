@@ -7,7 +7,6 @@ from typing import Any
 from draw.canvas import MIB, canvas
 from draw.fsdp.drawing import bare, box, say
 from draw.fsdp.runs import ranks
-from draw.peaks import LADDER
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -27,7 +26,7 @@ from minifsdp.course.plots.palette import (
 
 def draw_life() -> Figure:
     """One unit over a step: its memory, and under it what computes and what travels."""
-    figure = canvas(4.7)
+    figure = canvas(4.3)
     memory, lanes = figure.subplots(2, 1, sharex=True, height_ratios=(2.6, 1))
     shard, times = 0.27, [0.0, 0.4, 4.9, 7.9, 11.0, 13.2, 16.9, 17.6]
     _, first, freed, second, grown, last, reduced, end = times
@@ -121,7 +120,7 @@ def draw_log() -> Figure:
 
 def draw_strategies() -> Figure:
     """Parameters on a rank over a step, under both strategies."""
-    figure, top = canvas(5.0), 14.8
+    figure, top = canvas(4.6), 14.8
     panels = figure.subplots(1, 2, sharey=True)
     for axes, name, record in zip(panels, ("FULL_SHARD", "SHARD_GRAD_OP"), ranks()[0]["strategies"], strict=True):
         curve = record["curve"]
@@ -141,5 +140,4 @@ def draw_strategies() -> Figure:
         say(axes, 0.98 * end, heights[0][0] + kept + 0.01 * top, f"{kept:.2f} MiB gathered", ha="right", va="bottom")
     panels[0].set_ylabel("parameters, MiB")
     panels[0].set_ylim(0, top)
-    figure.supxlabel(f"GPT of {LADDER.layers} blocks and a root, 2 ranks, measured", color=SOFT, fontsize=18)
     return figure

@@ -91,15 +91,15 @@ def draw_trade() -> Figure:
         sent.barh(place, messages, 0.62, color=GATHER)
         sent.text(messages + 18, place, f"{messages:,} of {readable(middle)}", va="center")
     named(held, list(groupings()))
-    held.set_title("unsharded at once")
-    sent.set_title("collectives, and their median size")
+    held.set_title("most unsharded\nat once")
+    sent.set_title("collectives per step,\nand median size")
     held.set_xlim(0, 19 * GIB)
     sent.set_xlim(0, 2150)
     for axes in (held, sent):
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
     sent.tick_params(axis="y", length=0)
-    held.set_title("a unit is", loc="right", x=-0.03)
+    held.set_title("unit", loc="right", x=-0.03)
     return figure
 
 
@@ -153,6 +153,6 @@ def draw_units() -> Figure:
         text = f"{whole - layout['padding']} + {layout['padding']} = 4 × {whole // 4}"
         say(axes, 232, bottom + 0.55, unit, ha="left", color=as_text(COLOURS[unit]), fontweight="bold")
         say(axes, 232, bottom + 0.1, text, ha="left")
-    say(axes, 160, 0.3, "pale: bias\nhatched: padding", ha="left", color=SOFT)
+    say(axes, 160, 0.3, "pale: bias; hatched:\npadding; numbers:\nelements", ha="left", color=SOFT)
     bare(axes, (-1, 309), (-0.2, 5.4))
     return figure

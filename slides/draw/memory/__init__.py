@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draw.canvas import GB, MIB, Draw, in_units
+from draw.measured import ladders_gpt
 from draw.memory.left import draw_left
 from draw.memory.needs import draw_needs
 from draw.memory.parallel import draw_parallel
@@ -26,6 +27,7 @@ def numbers() -> dict[str, Any]:
         "mixed": mixed,
         "total": sum(mixed.values()),
         "state": state,
+        "gpt": ladders_gpt(),
         "outgrown": next(batch for batch, size in saved.items() if size > state),
     }
 

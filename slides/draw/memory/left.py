@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draw.canvas import MIB, canvas
-from draw.peaks import LADDER, held
+from draw.peaks import held
 from matplotlib.figure import Figure
 
 from minifsdp.course.plots.drawing import tag_patches
@@ -12,7 +12,7 @@ from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, ink_on
 
 def draw_left() -> Figure:
     """Bytes by tag at the peak; the ledger's run of the ladder's model."""
-    figure = canvas(4.1)
+    figure = canvas(3.7)
     axes = figure.subplots()
     shown = [tag for tag in TAG_COLOURS if any(peak[tag] for _, peak in held().values())]
     for place, (_, peak) in enumerate(held().values()):
@@ -35,7 +35,5 @@ def draw_left() -> Figure:
     axes.set(xlim=(0, 49), ylim=(1.95, -0.45), xticks=[])
     axes.spines["bottom"].set_visible(False)
     figure.legend(handles=tag_patches(shown), loc="outside upper center", ncols=3)
-    model = f"{LADDER.layers} blocks and a root (embedding, head)"
-    says = f"MiB at the peak of a step, measured; {model}, {LADDER.ranks} ranks"
-    figure.supxlabel(says, color=SOFT, fontsize=18)
+    figure.supxlabel("MiB per rank at the peak of a step", color=SOFT, fontsize=18)
     return figure

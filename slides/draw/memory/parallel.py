@@ -54,8 +54,8 @@ def draw_parallel() -> Figure:
             axes.text(left, bottom + TALL / 2, f"rank {rank}", va="center")
             _product(axes, left, bottom, rank, bool(number))
         axes.text(left, -0.4, wire, va="center")
-    keys = {"owned": OWNED, "temporarily unsharded": UNSHARDED, "activations": ACTIVATIONS}
-    for x, (name, colour) in zip((0.0, 1.75, 5.9), keys.items(), strict=True):
+    keys = {"owned": OWNED, "temporarily unsharded": UNSHARDED, "activations": ACTIVATIONS, "not held": PALE}
+    for x, (name, colour) in zip((0.0, 1.75, 5.9, 8.6), keys.items(), strict=True):
         _box(axes, x, -1.15, (0.3, 0.3), colour)
         axes.text(x + 0.42, -1.0, name, va="center", color=SOFT)
     axes.set(xlim=(0, 11.7), ylim=(-1.25, 3.55))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from draw.canvas import GIB, MIB, Draw, in_units
-from draw.measured import rungs
+from draw.measured import ladders_gpt, rungs
+from draw.measured import recorded as record
 from draw.overlap.allocator import before_retry, draw_blocks, draw_lives, driver_call, short
 from draw.overlap.held import draw_one_block
 from draw.overlap.ladder import RANKS, draw_rungs
@@ -64,6 +65,8 @@ def numbers() -> dict[str, Any]:
         "ladder": Settings(ranks=RANKS),
         "sent": {name: rung["sent"] for name, rung in ladder.items()},
         "gpu": GPT.device.name,
+        "gpt": ladders_gpt(),
+        "h100": record()["ladder"]["results"],
         "recorded": rungs_recorded(),
         "tested": tested(),
     }

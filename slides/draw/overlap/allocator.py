@@ -106,13 +106,13 @@ def draw_lives(name: str) -> Figure:
     for row, (_, (asked, freed, free)) in enumerate(found):
         axes.barh(-row, 1e3 * (free - freed), 0.7, 1e3 * freed, **STILL_READ)
         axes.barh(-row, max(1e3 * (freed - asked), 0.004 * longest), 0.7, 1e3 * asked, color=TAG_COLOURS["unsharded"])
-    axes.set_yticks([-row for row in range(len(found))], [f"block {unit}" for unit, _ in found])
+    axes.set_yticks([-row for row in range(len(found))], [f"unit {unit}" for unit, _ in found])
     axes.set_ylabel("backward      forward", color=INK)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.spines["left"].set_visible(False)
     axes.set_xlim(0, longest)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    says = f"ms, modelled: {DEEP.recorded} blocks of a {GPT.name} model on a simulated A100"
+    says = f"ms, modelled: {DEEP.recorded} units, the blocks of a {GPT.name} model on a simulated A100"
     figure.supxlabel(says, color=SOFT, fontsize=18)
     _draw_peaks(beside, big(DEEP, name))
     last = 1e3 * max(freed for _, (_, freed, _) in found)
@@ -162,8 +162,8 @@ def draw_blocks() -> Figure:
             axes.text(at, height - 0.5, text, va="top", color=colour, fontweight="bold")
             at += 0.43 * len(text) + 0.8
     bare(axes, heights, 30.5, -1.0, 2.15)
-    axes.text(12.5, 1.7, "each frame is a large segment", color=SOFT, va="center")
+    axes.text(12.5, 1.7, "framed: a large segment each;\nunframed: small segments", color=SOFT, va="center")
     axes.spines["bottom"].set_visible(True)
     axes.set_xticks(range(0, 31, 5))
-    axes.set_xlabel(f"GiB, modelled: {DEEP.recorded} blocks of a {GPT.name} model on a simulated {SHORT.name}")
+    axes.set_xlabel(f"GiB, modelled: {DEEP.recorded} layers of a {GPT.name} model on a simulated {SHORT.name}")
     return figure

@@ -13,6 +13,7 @@ from minifsdp.course.plots.palette import GATHER, INK, LANE_COLOURS, REDUCE, ink
 COLOURS = {
     "all-gather": GATHER,
     "compute": LANE_COLOURS["compute"],
+    "copy": LANE_COLOURS["copy"],
     "reduce-scatter": REDUCE,
     "host": LANE_COLOURS["host"],
 }

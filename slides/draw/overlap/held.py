@@ -64,7 +64,7 @@ def draw_one_block() -> Figure:
     axes = figure.subplots()
     spans = sorted(three_units().spans, key=lambda span: span.start)
     over = 1e3 * three_units().done
-    names = dict(zip(("gather", "copy out", "compute"), ("all-gather", "compute", "compute"), strict=True))
+    names = dict(zip(("gather", "copy out", "compute"), ("all-gather", "copy", "compute"), strict=True))
     works = [list(names)[n % 3] for n in range(3 * UNITS)]  # in the host's order
     for place, work in enumerate(works):
         at = 1e3 * QUEUEING * place
@@ -79,7 +79,7 @@ def draw_one_block() -> Figure:
     for number in range(UNITS):
         gather, copy, compute = gathers[number], copies[number], computes[number]
         box(axes, 1e3 * gather.start, LANES["gathers"], 1e3 * gather.duration, "all-gather", str(number))
-        box(axes, 1e3 * copy.start, LANES["compute"], 1e3 * copy.duration, "compute", "copy")
+        box(axes, 1e3 * copy.start, LANES["compute"], 1e3 * copy.duration, "copy", "copy")
         box(axes, 1e3 * compute.start, LANES["compute"], 1e3 * compute.duration, "compute", str(number))
         _holds(axes, "block A", gather.start, copy.end, "communication", number)
         _holds(axes, "block B", copy.start, compute.end, "unsharded", number)

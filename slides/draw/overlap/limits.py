@@ -65,6 +65,6 @@ def draw_limiter() -> Figure:
         panel.set(xlim=(0, 1.5 * max(times)), xticks=[])
         panel.spines["bottom"].set_visible(False)
         panel.tick_params(axis="y", length=0, labelcolor=INK)
-    panels[0].set_yticks((0, 1), ["no limit", "k = 2"])
+    panels[0].set_yticks((0, 1), ["no limit", "limit of two"])
     panels[0].invert_yaxis()
     return figure

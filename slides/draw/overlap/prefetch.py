@@ -58,7 +58,7 @@ def whole(name: str) -> tuple[list[int], dict[str, int]]:
 
 def draw_issue() -> Figure:
     """In which order the host issues gathers, gradients and reductions; and what that costs in memory."""
-    figure = canvas(4.4)
+    figure = canvas(3.9)
     axes = figure.subplots()
     sizes = sizes_of(Settings().model()).units
     costs: dict[str, Any] = {"no prefetch": "none", "BACKWARD_POST": "post", "BACKWARD_PRE": "pre"}
@@ -76,12 +76,13 @@ def draw_issue() -> Figure:
     for (right, above), (left, below) in pairwise(marked):
         arrow: Any = {"arrowstyle": "-|>", "color": INK, "linewidth": 2.4, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", (left, below + 0.34), (right, above - 0.34), arrowprops=arrow, zorder=4)
-    words = {"all-gather": (0, "all-gather"), "compute": (2.4, "gradients"), "reduce-scatter": (4.7, "reduce-scatter")}
+    words = {"all-gather": (0, "all-gather"), "compute": (2.4, "backward"), "reduce-scatter": (4.7, "reduce-scatter")}
     for what, (left, word) in words.items():
         axes.text(left, 0.7, word, color=as_text(COLOURS[what]), fontweight="bold", va="center")
     axes.text(10.1, 0.78, "peak\ngathered", color=SOFT, va="center", ha="center")
-    axes.text(0, -2.72, "backward, in host order; MiB for the ladder's model, 2 ranks", color=SOFT, va="center")
-    bare(axes, {name: -line for line, name in enumerate(costs)}, 11.1, -2.95, 1.2)
+    axes.text(0, -2.72, "backward pass, in host order; peak on 2 ranks", color=SOFT, va="center")
+    named = {name.replace("no", "torch, no"): -line for line, name in enumerate(costs)}
+    bare(axes, named, 11.1, -2.95, 1.2)
     return figure
 
 

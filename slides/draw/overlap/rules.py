@@ -47,7 +47,7 @@ def draw_rules() -> Figure:
     ):
         _arrow(axes, begin, end, colour)
         say(axes, *at, text, ha=side, color=colour, fontweight="bold")
-    say(axes, LEFT, -0.25, "a frame is a segment, split into blocks", ha="left", color=SOFT)
+    say(axes, LEFT, -0.25, "a frame is a segment, split into memory blocks", ha="left", color=SOFT)
     bare(axes, (0.0, 26.8), (-0.6, 8.6))
     return figure
 

@@ -63,11 +63,11 @@ def turn(run: Run) -> tuple[float, float]:
 
 def draw_step() -> Figure:
     """A step of four blocks, on one stream, and with streams of its own for communication."""
-    runs = {"one stream (blank: root)": big(GPT, "sync"), "separate streams": big(GPT, "no prefetch")}
+    runs = {"one stream (blank: root)": big(GPT, "sync"), "separate streams, torch's order": big(GPT, "no prefetch")}
     figure = timeline(titled(runs), 5.2, GPT_ON)
     for panel, run in zip(figure.axes, runs.values(), strict=True):
         name_phases(panel, *turn(run))
-    mark_hidden(figure.axes[1], last_step(runs["separate streams"]))
+    mark_hidden(figure.axes[1], last_step(big(GPT, "no prefetch")))
     return figure
 
 
@@ -91,8 +91,8 @@ def titled(runs: Mapping[str, Run]) -> dict[str, list[Span]]:
 
 def draw_race() -> Figure:
     """The same program without one wait on two links: it reads too early on one of them, and is wrong on both."""
-    rows = {"fast link": forward_of(race(0.25e9)), "slow link": forward_of(race(20e6))}
-    figure = timeline(rows, 4.0, "a simulated GPU of 20 GFLOP/s", messages=["all-gather"])
+    rows = {f"{speed / 1e6:g} MB/s": forward_of(race(speed)) for speed in (0.25e9, 20e6)}
+    figure = timeline(rows, 4.0, "3 blocks of width 175 on a simulated GPU of 20 GFLOP/s", messages=["all-gather"])
     for panel, spans in zip(figure.axes, rows.values(), strict=True):
         gather = next(span for span in spans if span.name == "all_gather blocks.2")
         read = next(span for span in spans if (span.lane, span.name) == ("compute", "blocks.2"))
@@ -109,7 +109,7 @@ def draw_race() -> Figure:
 def draw_laptop() -> Figure:
     """A host that computes, with gathers issued when it needs them, and one unit earlier."""
     runs = {"gathers issued when needed": laptop("overlap"), "gathers issued one unit early": laptop("both ways")}
-    return timeline(titled(runs), 4.5, "20 GFLOP/s, a link of 50 MB/s and 2 ms")
+    return timeline(titled(runs), 4.5, "3 blocks of width 175, 20 GFLOP/s, a link of 50 MB/s and 2 ms")
 
 
 def draw_backward() -> Figure:
@@ -119,7 +119,7 @@ def draw_backward() -> Figure:
         run = big(GPT, name)
         begin, each = run.done - run.seconds, layer_seconds(run)[1]
         begin = min(span.start for span in run.spans if span.start > begin and "reduce_scatter blocks" in span.name)
-        rows[f"{name}: {1e3 * each:.0f} ms per block"] = cut(run, begin, begin + 2 * each)
+        rows[f"{name.replace('no', 'torch, no')}: {1e3 * each:.0f} ms per block"] = cut(run, begin, begin + 2 * each)
     figure = timeline(rows, 4.0, f"backward of a {GPT.name} model on a simulated A100")
     mark_gaps(figure.axes[0], next(iter(rows.values())), 1)
     return figure
@@ -144,7 +144,9 @@ def draw_held_up() -> Figure:
     """A forward whose host is held up in every unit, without forward prefetch and with it."""
     names = {"no forward prefetch": "held up", "forward prefetch": "held up, both ways"}
     rows = {f"{name}: {step_of(forwards()[key]):.2f} ms": forwards()[key] for name, key in names.items()}
-    return timeline(rows, 4.3, f"the course's model on a simulated {LINKED.name}", ["host", *LANES], ["all-gather"])
+    return timeline(
+        rows, 4.3, f"3 blocks of width 1,024 on a simulated {LINKED.name}", ["host", *LANES], ["all-gather"]
+    )
 
 
 def draw_frame() -> Figure:

@@ -13,7 +13,7 @@ from draw.measured import told
 from draw.practice.drawing import bare, box
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import COLLECTIVE_COLOURS, INK, RANK_COLOURS, SOFT, TAG_COLOURS, as_text
+from minifsdp.course.plots.palette import COLLECTIVE_COLOURS, INK, LINE, RANK_COLOURS, SOFT, TAG_COLOURS, as_text
 from minifsdp.course.reference.lab10b import commit, my_rows
 
 ROWS = 257  # of the GPT's embedding
@@ -54,7 +54,7 @@ def draw_rows() -> Figure:
         pieces = [my_rows(whole, rank, ranks) for rank in range(ranks)]
         starts[ranks] = [first for first, _ in pieces]
         for rank, (first, rows) in enumerate(pieces):
-            colour = RANK_COLOURS[rank] if ranks == 2 else RANK_COLOURS[2]
+            colour = RANK_COLOURS[rank] if ranks > 1 else LINE
             word = f"rank {rank}: {len(rows)} rows" if ranks > 1 else f"{ROWS} rows"
             box(axes, first, bottom, (len(rows), 0.7), colour, word)
     for rank in range(2):

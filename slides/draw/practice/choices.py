@@ -79,16 +79,16 @@ def draw_reasons() -> Figure:
 
 STEP = (  # of a unit: lane, length, colour, name; FSDP1 has no copies
     ("link", 1.1, COPY, "in"),
-    ("link", 3.6, GATHER, "all-gather"),
+    ("link", 2.9, GATHER, "gather"),
     ("compute", 1.5, COPY, "out"),
     ("compute", 3.1, COMPUTE, "forward"),
     ("compute", 1.7, WHITE, "free"),
     ("link", 1.1, COPY, "in"),
-    ("link", 3.6, GATHER, "all-gather"),
+    ("link", 2.9, GATHER, "gather"),
     ("compute", 1.5, COPY, "out"),
-    ("compute", 3.5, COMPUTE, "backward"),
-    ("compute", 1.7, COPY, "pack"),
-    ("link", 5.2, REDUCE, "reduce-scatter"),
+    ("compute", 4.0, COMPUTE, "backward"),
+    ("compute", 2.2, COPY, "pack"),
+    ("link", 5.7, REDUCE, "reduce-scatter"),
 )
 SHARDS = RANK_COLOURS[0], RANK_COLOURS[2]  # of ranks 0 and 1
 Layout = tuple[tuple[float, float, int, str], ...]
@@ -98,7 +98,7 @@ ROWS: Layout = ((0.0, 4.2, 0, "w"), (4.2, 2.8, 1, "w"), (7.5, 1.8, 0, "b"), (9.3
 
 def draw_schedule() -> Figure:
     """A unit's parameters and its step under FSDP1 and FSDP2: the same order, other shards, and copies."""
-    figure = canvas(5.1)
+    figure = canvas(4.85)
     axes = figure.subplots()
     _draw_unit(axes, 4.4, "FSDP1: one flat parameter", FLAT, copies=False)
     _draw_unit(axes, 0.0, "FSDP2: rows of each parameter", ROWS, copies=True)

@@ -31,7 +31,7 @@ ALL_REDUCE = COLLECTIVE_COLOURS["all-reduce"]
 
 def draw_hybrid() -> Figure:
     """Eight ranks on two hosts: rows are sharding groups, columns are replica groups."""
-    figure, axes = bare(4.8, 7.2, 4.75, left=-0.75, bottom=0.25)
+    figure, axes = bare(4.35, 7.2, 4.75, left=-0.75, bottom=0.25)
     factor = 4
     sharding, replicas = plan_groups(RANKS, factor)
     round_corners = "round,pad=0,rounding_size=0.12"
@@ -109,6 +109,14 @@ def more_with_ddp() -> float:
     return alone / inside - 1
 
 
+CLUSTERS = {  # the lab's columns: hosts and GPUs, the memory of each, and the network of a host
+    "8 hosts of 8 A100": "8 × 8 A100\n80 GB each\n100 GB/s",
+    "the same, Ethernet": "8 × 8 A100\n80 GB, Ethernet\n12.5 GB/s",
+    "64 hosts of 8 A100": "64 × 8 A100\n80 GB each\n100 GB/s",
+    "2 hosts of 4, PCIe": "2 × 4 on PCIe\n24 GB each\n12.5 GB/s",
+}
+
+
 def draw_decisions() -> Figure:
     """What lab 11's cost model chooses, by model and cluster."""
     head, *lines = [re.split(r"\s{2,}", line.strip()) for line in told("11", "C44") if line.strip()]
@@ -119,22 +127,23 @@ def draw_decisions() -> Figure:
         "more ranks": PALE,
         "split layers": LINE,
     }
-    figure, axes = bare(4.95, 4.0, len(lines) + 1.3, left=-1.05)
+    figure, axes = bare(4.75, 4.0, len(lines) + 2.1, left=-1.05)
+    axes.text(-0.04, len(lines) + 0.15, "hosts × GPUs\nmemory\nnetwork", ha="right", va="bottom", color=SOFT)
     for place, cluster in enumerate(head):
-        axes.text(place + 0.5, len(lines) + 0.15, _short(cluster), ha="center", va="bottom", color=SOFT)
+        axes.text(place + 0.5, len(lines) + 0.15, CLUSTERS[cluster], ha="center", va="bottom", color=SOFT)
     for row, (job, *decisions) in enumerate(lines):
         bottom = len(lines) - 1 - row
         axes.text(-0.04, bottom + 0.5, _short(job), ha="right", va="center")
         for place, decision in enumerate(decisions):
             choice, _, factor = decision.partition(", ")
-            word = choice + (f", {factor}" if factor not in ("", "F = 1") else "")
+            word = choice.replace("data", "DDP") + (f", {factor}" if factor not in ("", "F = 1") else "")
             box(axes, place, bottom + 0.04, (0.985, 0.9), colours[choice], word, color=ink_on(colours[choice]))
     return figure
 
 
 def _short(text: str) -> str:
-    """A heading of the lab's table, for a narrow column."""
-    words = {" billion": " B", " parameters": "", "context 131,072": "long context", "the same, ": "8 hosts of 8, "}
+    """A row's name in the lab's table, for a narrow column."""
+    words = {" billion": " B", "context 131,072": "long context"}
     for word, short in words.items():
         text = text.replace(word, short)
-    return re.sub(r"(\d+) hosts of (\d+),? ", r"\1 hosts × \2\n", text).strip()
+    return text

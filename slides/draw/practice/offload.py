@@ -7,7 +7,7 @@ from draw.practice.model import RANKS, elements
 from matplotlib.figure import Figure
 
 from minifsdp.course.plots.drawing import tag_patches
-from minifsdp.course.plots.palette import INK, LANE_COLOURS, SOFT, TAG_COLOURS, ink_on
+from minifsdp.course.plots.palette import INK, LANE_COLOURS, SOFT, TAG_COLOURS
 
 
 def draw_offload() -> Figure:
@@ -19,7 +19,10 @@ def draw_offload() -> Figure:
     moments = "between steps", "end of forward:\nunsharded root", "end of backward:\ngradient shards"
     without = [kept, kept | {"unsharded": 4 * root}, kept | {"gradients": shard}]
     ways = {"without offload": without, "offloaded": [{}, {"unsharded": 4 * root}, {}]}
-    bus = {"without offload": [], "offloaded": [(4 * (2 * psi - root) // RANKS, "to"), (shard, "from")]}
+    bus = {
+        "without offload": [],
+        "offloaded": [(4 * (2 * psi - root) // RANKS, "to the device"), (shard, "to the host")],
+    }
     panels = figure.subplots(1, 2, sharey=True, sharex=True)
     for panel, (way, rows) in zip(panels, ways.items(), strict=True):
         for place, held in enumerate(rows):
@@ -29,19 +32,18 @@ def draw_offload() -> Figure:
                 left += held[tag] / GB
             panel.text(left + 0.2, place, f"{left:.1f} GB" if left else "0", va="center")
         left = 0.0
-        for size, where in bus[way]:
+        for size, _ in bus[way]:
             panel.barh(3.2, size / GB, 0.62, left, color=LANE_COLOURS["copy"], edgecolor="white", linewidth=2)
-            panel.text(left + size / GB / 2, 3.2, where, ha="center", va="center", color=ink_on(LANE_COLOURS["copy"]))
             left += size / GB
-        says = " + ".join(f"{size / GB:.1f}" for size, _ in bus[way])
-        panel.text(left + 0.2, 3.2, f"{says} GB" if says else "0", va="center")
+        says = ",\n".join(f"{size / GB:.1f} GB {where}" for size, where in bus[way])
+        panel.text(left + 0.2, 3.2, says or "0", va="center")
         panel.set_title(way)
         panel.set_yticks([0, 1, 2, 3.2], [*moments, "over the bus\nper step"])
         panel.tick_params(axis="y", length=0, labelcolor=INK)
-        panel.set(xlim=(0, 19), xticks=[])
+        panel.set(xlim=(0, 20.5), xticks=[])
         panel.spines["bottom"].set_visible(False)
     about = f"GPT of {psi / 1e9:.1f} B parameters\non each of {RANKS} ranks, fp32"
-    panels[1].text(18.8, 1.5, about, ha="right", va="center", color=SOFT)
+    panels[1].text(20.3, 2.05, about, ha="right", va="center", color=SOFT)
     panels[0].invert_yaxis()
     present = [tag for tag in TAG_COLOURS if any(tag in held for held in without)]
     figure.legend(handles=tag_patches(present), loc="outside lower center", ncols=len(present))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draw.canvas import Draw
+from draw.measured import ladders_gpt
 from draw.scale.copies import draw_copies
 from draw.scale.cuts import draw_chunks, draw_padding, draw_rows_of_ranks, starts
 from draw.scale.held import draw_held, draw_queues, peaks
@@ -29,6 +30,7 @@ def numbers() -> dict[str, Any]:
         "head": {"whole": list(head), "mine": list(Cut(head, 0, 2).local(0))},
         "count": lambda value: f"{value:,}",
         "starts": starts(),
+        "gpt": ladders_gpt(),
         "flat": flat,
         "each": each,
         "peaks": peaks(),

@@ -96,8 +96,8 @@ def draw_padding() -> Figure:
     figure = canvas(3.7)
     axes = figure.subplots()
     powers = [2**k for k in range(1, 11)]
-    even = Settings(layers=1, width=1024, context=16)
-    for (name, settings), colour in zip({"width 105": LAB, "width 1,024": even}.items(), SERIES_COLOURS, strict=False):
+    widths = {"width 1,024": Settings(layers=1, width=1024, context=16), "width 105": LAB}
+    for (name, settings), colour in zip(widths.items(), SERIES_COLOURS, strict=False):
         shapes = [tuple(p.shape) for p in settings.model().blocks[0].parameters()]
         shares = [100 * _share(shapes, ranks, 4) for ranks in powers]
         axes.plot(powers, shares, "o-", color=colour, clip_on=False)

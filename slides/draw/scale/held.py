@@ -94,18 +94,18 @@ def draw_held() -> Figure:
 
 def _row(axes: Axes, y: float, title: str, last: str, waits: bool) -> None:
     """What the host queues, a gather, its reader, and what the owner's stream does next."""
-    compute = LANE_COLOURS["compute"]
+    copy = LANE_COLOURS["copy"]
     say(axes, -0.3, y + 2.75, title, ha="left", fontweight="bold")
     for lane, name in enumerate(("compute", "gathers", "host")):
         say(axes, 2.0, y + 0.85 * lane + 0.35, name, ha="right", color=SOFT)
-    for place, (name, colour) in enumerate((("A", GATHER), ("A", compute), ("B", GATHER))):
+    for place, (name, colour) in enumerate((("A", GATHER), ("A", copy), ("B", GATHER))):
         box(axes, (2.3 + 0.6 * place, y + 1.7), 0.6, 0.7, colour)
         say(axes, 2.6 + 0.6 * place, y + 2.05, name, color=ink_on(colour))
     say(axes, 4.3, y + 2.05, "all queued", ha="left", color=SOFT)
     start = 8.9 if waits else 6.2
     for left, low, width, text, colour in (
         (2.9, 0.85, 3.2, "gather A", GATHER),
-        (6.2, 0.0, 2.6, "copy-out A", compute),
+        (6.2, 0.0, 2.6, "copy-out A", copy),
         (start, 0.85, 3.2, "gather B", GATHER),
     ):
         box(axes, (left, y + low), width, 0.7, colour)

@@ -15,13 +15,14 @@ from minifsdp.course.plots.palette import (
     REDUCE,
     SOFT,
     TAG_COLOURS,
+    as_text,
     ink_on,
 )
 
 
 def draw_life() -> Figure:
     """One unit over a step: its memory, and under it what computes and what travels."""
-    figure = canvas(4.9)
+    figure = canvas(4.6)
     memory, lanes = figure.subplots(2, 1, sharex=True, height_ratios=(2.6, 1))
     piece = 0.42
     times = [0.0, 0.3, 2.3, 2.9, 4.9, 6.9, 8.9, 9.5, 10.1, 12.7, 13.4, 17.2, 17.6]
@@ -53,15 +54,18 @@ def draw_life() -> Figure:
     say(memory, 15.3, 1.5 * piece, "gradient shard", color=ink_on(shades["mean"]))
     say(memory, 15.3, 0.5 + 2 * piece, "packed", color=ink_on(shades["packed"]))
     for x, text in ((2.6, "copy-\nout"), (9.2, "copy-\nout"), (13.05, "pack")):
-        say(memory, x, 3.28, text)
+        say(memory, x, 3.28, text, color=as_text(LANE_COLOURS["copy"]))
     memory.set_ylim(0, 3.7)
     levels = {"0": 0, "P/N": piece, "P + P/N": 1 + piece, "2P + P/N": 2 + piece, "2P + 2P/N": 2 + 2 * piece}
     memory.set_yticks(list(levels.values()), list(levels))
     for start, stop, lane, colour, text in (
         (0.3, 2.3, 0, GATHER, "gather"),
+        (2.3, 2.9, 1, LANE_COLOURS["copy"], ""),
         (2.9, 4.9, 1, LANE_COLOURS["compute"], "forward"),
         (6.9, 8.9, 0, GATHER, "gather"),
+        (8.9, 9.5, 1, LANE_COLOURS["copy"], ""),
         (9.5, 12.7, 1, LANE_COLOURS["compute"], "backward"),
+        (12.7, 13.4, 1, LANE_COLOURS["copy"], ""),
         (13.4, 17.2, 0, REDUCE, "reduce-scatter"),
     ):
         box(lanes, (start, lane), stop - start, 0.9, colour)

@@ -42,6 +42,7 @@ def draw_ahead() -> Figure:
             if compute > end:
                 frame: Any = {"edgecolor": OUTCOME_COLOURS["wrong"], "linestyle": "--", "linewidth": 2, "fill": False}
                 box(panel, (end, 1), compute - end, 0.86, "none", **frame)
+                say(panel, (end + compute) / 2, 1.43, "idle")
         panel.set_title(f"{name}: {over[ahead]:.0f} ms")
         panel.set_yticks([0.43, 1.43], ["gathers", "compute"])
         panel.tick_params(axis="y", length=0, pad=10, labelcolor=INK)

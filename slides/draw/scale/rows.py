@@ -37,7 +37,7 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], col
 
 def draw_rows() -> Figure:
     """From shards to rows, one all-gather, and from rows to unsharded parameters."""
-    figure = canvas(4.9)
+    figure = canvas(4.6)
     axes = figure.subplots()
     for rank, (weight, bias) in enumerate(ROWS):
         top = 6.4 - 1.5 * rank
@@ -68,7 +68,7 @@ def draw_rows() -> Figure:
 
 def draw_pack() -> Figure:
     """A rank's gradients, packed by rank for one reduce-scatter."""
-    figure = canvas(4.3)
+    figure = canvas(3.75)
     axes = figure.subplots()
     say(axes, -0.3, 4.4, "gradients", ha="right")
     end = _cells(axes, 0, 4.0, ("w0", "w1", "w2", "w3", "w4"))

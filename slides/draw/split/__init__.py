@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from draw.canvas import Draw
+from draw.ladders import draw_others
 from draw.measured import told
 from draw.memory.parallel import draw_parallel
 from draw.split.bubbles import MICROS_AT_95, draw_bubbles, draw_sizes, fastest
@@ -62,6 +63,7 @@ def _schedules() -> dict[str, dict[str, str]]:
 
 
 FIGURES: dict[str, Draw] = {
+    "split-ladders": draw_others,
     "split-storage": draw_parallel,
     "split-product": draw_product,
     "split-f-g": draw_f_g,

@@ -24,7 +24,7 @@ FIXED, EACH = 4.0, 1.0
 
 def draw_bubbles() -> Figure:
     """(p - 1) / (m + p - 1) as lines, GPipe and 1F1B by the simulator on them."""
-    figure = canvas(4.5)
+    figure = canvas(4.3)
     axes = figure.subplots()
     for ranks, colour in zip((2, 4, 8, 16), SERIES_COLOURS, strict=False):
         axes.plot(COUNTS, [100 * bubble(ranks, micros) for micros in COUNTS], color=colour)

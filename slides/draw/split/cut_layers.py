@@ -32,7 +32,7 @@ def _bar(axes: Axes, x: float, letter: str, colour: str, width: float = 0.5) -> 
 
 def draw_f_g() -> Figure:
     """The MLP between f and g, forward and backward."""
-    figure = canvas(3.65)
+    figure = canvas(3.3)
     axes = figure.subplots()
     for rank, y in enumerate(LANES):
         say(axes, -0.3, y, f"rank {rank}", ha="right")
@@ -102,13 +102,13 @@ def _explain(axes: Axes, entries: tuple[tuple[str, str], ...]) -> None:
 
 def draw_block() -> Figure:
     """Where a block on two ranks sums."""
-    figure = canvas(4.6)
+    figure = canvas(3.95)
     axes = figure.subplots()
     _block(axes, sequence=False)
     entries = (
         (EVERYWHERE, "replicated: the same work and memory on every rank"),
-        (SUM, "g: an all-reduce forward, nothing backward"),
-        (SOFT, "f: nothing forward, an all-reduce backward"),
+        (SUM, "g: an all-reduce forward, a copy backward"),
+        (SOFT, "f: a copy forward, an all-reduce backward"),
     )
     _explain(axes, entries)
     bare(axes, (-1.6, 14.9), (-2.5, 3.0))
@@ -117,7 +117,7 @@ def draw_block() -> Figure:
 
 def draw_sequence() -> Figure:
     """The same block with the sequence sharded between g and f."""
-    figure = canvas(4.4)
+    figure = canvas(3.9)
     axes = figure.subplots()
     _block(axes, sequence=True)
     entries = (

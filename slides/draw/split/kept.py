@@ -35,7 +35,7 @@ def kept_share() -> list[str]:
 
 def draw_kept() -> Figure:
     """Bars for each rank: GPipe grey, 1F1B in the activations' colour, with the micro-batches held."""
-    figure = canvas(4.5)
+    figure = canvas(4.3)
     axes = figure.subplots()
     found = _kept()
     colours = {"gpipe": EARLIER_COLOURS[-1], "one_f_one_b": TAG_COLOURS["activations"]}

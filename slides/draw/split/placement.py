@@ -45,7 +45,7 @@ def draw_placement() -> Figure:
     each = len(NAMES) // RANKS
     _row(axes, 2.4, "two layers on each rank", [NAMES[each * rank : each * (rank + 1)] for rank in range(RANKS)])
     _row(axes, 0.0, "the slowest stage as fast as possible", divide(NAMES, RANKS, COSTS))
-    says = "A box is as wide as its layer takes time; the embedding, the first layer, takes next to none."
+    says = "Width: time of a layer. Numbers: time of a rank, in block times."
     say(axes, -0.15, -0.95, says, ha="left", color=SOFT)
     bare(axes, (-0.2, 8.7), (-1.25, 4.0))
     return figure

@@ -58,7 +58,7 @@ def draw_reductions() -> Figure:
             say(axes, run.length + 2.8 + 2.6 * column, height, f"{number}", color=colour, fontweight="bold")
         say(axes, run.length + 9.2, height, f"{factor:g} ×", fontweight="bold")
         names.append(name)
-    say(axes, run.length + 4.1, 0, "messages", color=SOFT)
+    say(axes, run.length + 4.1, 0, "collectives", color=SOFT)
     say(axes, run.length + 9.2, 0, "bytes", color=SOFT)
     say(axes, 0, 5.0, "all-gather of parameters", ha="left", color=GATHER, fontweight="bold")
     say(axes, 19, 5.0, "reduce-scatter of gradients", ha="left", color=REDUCE, fontweight="bold")

@@ -28,9 +28,10 @@ def _stages(axes: Axes, bottom: float, name: str, each: int) -> None:
     run, per_stage = runs()[name], LAYERS // (RANKS * each)
     ranks = [layer // per_stage % RANKS for layer in range(LAYERS)]
     for layer, rank in enumerate(ranks):
-        colour = RANK_COLOURS[rank]
-        box(axes, (2 * layer, bottom), 2.0 if ranks[layer + 1 : layer + 2] == [rank] else 1.6, 1.0, colour)
-        say(axes, 2 * layer + 0.8, bottom + 0.5, f"rank {rank}", color=ink_on(colour))
+        colour, width, place = RANK_COLOURS[rank], 2 - 0.4 / per_stage, layer % per_stage
+        left = 2 * (layer - place) + width * place
+        box(axes, (left, bottom), width, 1.0, colour)
+        say(axes, left + width / 2, bottom + 0.5, f"rank {rank}", color=ink_on(colour))
         if layer and ranks[layer - 1] != rank:
             axes.annotate("", (2 * layer - 0.02, bottom + 0.5), (2 * layer - 0.38, bottom + 0.5), arrowprops=_ARROW)
     last = ranks.index(RANKS - 1)
@@ -80,7 +81,7 @@ def _backward(axes: Axes, left: float, name: str, split: bool) -> None:
 
 def draw_zero_bubble() -> Figure:
     """The way of a gradient back to rank 0, with whole backwards and with the first halves alone."""
-    figure = canvas(4.1)
+    figure = canvas(3.7)
     axes = figure.subplots()
     _backward(axes, 0.0, "1F1B", split=False)
     _backward(axes, 10.2, "ZB-H1", split=True)

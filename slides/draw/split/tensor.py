@@ -17,8 +17,10 @@ from minifsdp.course.plots.palette import (
     ink_on,
 )
 
-# Bytes of a block's activations, over s b h: arXiv 2205.05198, equation 2, without attention's scores
-WHOLE, CUT = 10, 24
+# Bytes of a block's activations, over s b h: arXiv 2205.05198, equations 2 and 4, without attention's scores
+BLOCK = 34
+REPLICATED = {"tp": 10, "tp-sp": 4, "tp-sp-regather": 0}
+ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 2}
 WIDTHS = 1024, 4096, 8192
 SPEEDS = {  # tokens/s on each GPU, 3 B parameters, 8 H100 a node: raw data of the Ultra-Scale Playbook
     "alone": {2: 13_923, 4: 12_421, 8: 10_903, 16: 6_246, 32: 2_146},
@@ -27,28 +29,30 @@ SPEEDS = {  # tokens/s on each GPU, 3 B parameters, 8 H100 a node: raw data of t
 
 
 def draw_activations() -> Figure:
-    """Bytes of a block's activations over s b h, for some t, with and without a sharded sequence."""
-    figure = canvas(4.7)
+    """Bytes of a block's activations over s b h, for some t, on three rungs."""
+    figure = canvas(3.85)
     axes = figure.subplots()
     yellow, grey = TAG_COLOURS["activations"], STRATEGY_COLOURS["DDP"]
     ticks, names = [], []
     for place, t in enumerate((1, 2, 4, 8)):
-        for side, whole in ((-0.21, WHOLE), (0.21, 0)):
-            cut = (WHOLE + CUT - whole) / t
-            axes.bar(place + side, whole, 0.4, color=grey)
-            axes.bar(place + side, cut, 0.4, bottom=whole, color=yellow)
+        for side, whole in zip((-0.3, 0, 0.3), REPLICATED.values(), strict=True):
+            cut = (BLOCK - whole) / t
+            axes.bar(place + side, whole, 0.28, color=grey)
+            axes.bar(place + side, cut, 0.28, bottom=whole, color=yellow)
             say(axes, place + side, whole + cut + 1.3, f"{whole + cut:.3g}")
         ticks.append(place)
         names.append(f"t = {t}")
     axes.set_xticks(ticks, names)
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(0, 39)
-    axes.set_ylabel("bytes of a block / (s b h)")
-    say(axes, 1.62, 36.0, "left: tensor parallelism alone, 10 + 24 / t", ha="left")
-    say(axes, 1.62, 31.8, "right: with sequence parallelism, 34 / t", ha="left")
-    say(axes, 1.62, 26.8, " replicated ", ha="left", color=ink_on(grey), bbox={"facecolor": grey, "lw": 0})
-    say(axes, 2.42, 26.8, " sharded ", ha="left", color=ink_on(yellow), bbox={"facecolor": yellow, "lw": 0})
-    axes.set_xlim(-0.55, 3.95)
+    axes.set_ylabel("bytes of activations\nper block / (s b h)")
+    for line, (name, whole) in enumerate(REPLICATED.items()):
+        side, share = ("left", "middle", "right")[line], f"{BLOCK - whole} / t"
+        says = f"{side}: {name}, {f'{whole} + {share}' if whole else share}"
+        say(axes, 1.62, 37 - 4.2 * line, says, ha="left")
+    say(axes, 1.66, 23.6, " replicated ", ha="left", color=ink_on(grey), bbox={"facecolor": grey, "lw": 0})
+    say(axes, 2.52, 23.6, " sharded ", ha="left", color=ink_on(yellow), bbox={"facecolor": yellow, "lw": 0})
+    axes.set_xlim(-0.55, 3.6)
     return figure
 
 
@@ -70,7 +74,7 @@ def beyond_weights() -> int:
 
 def draw_traffic() -> Figure:
     """What tensor parallelism sends over the tokens of a step, relative to FSDP: both send as much at a dot."""
-    figure = canvas(3.95)
+    figure = canvas(3.7)
     axes = figure.subplots()
     most, top = 44_000, 2.0
     for width, colour in zip(WIDTHS, SERIES_COLOURS, strict=False):
@@ -79,11 +83,11 @@ def draw_traffic() -> Figure:
         axes.plot([0, end], [0, end / even], color=colour, lw=3)
         axes.plot([even], [1], "o", color=colour, markersize=11)
         look = {"color": as_text(colour), "fontweight": "bold", "ha": "left"}
-        say(axes, end + 600, end / even, f"h = {width:,}", **look)
+        say(axes, end + 600, end / even, f"width {width:,}", **look)
         say(axes, even + 600, 0.87, f"{even:,} tokens", **look)
     axes.axhline(1, color=STRATEGY_COLOURS["FSDP"], linestyle="--", zorder=0)
     say(axes, 10_500, 1.13, "FSDP", color=STRATEGY_COLOURS["FSDP"], fontweight="bold")
-    axes.set(xlim=(0, 51_500), ylim=(0, 2.1), yticks=[0, 1, 2])
+    axes.set(xlim=(0, 53_000), ylim=(0, 2.1), yticks=[0, 1, 2])
     axes.set_xticks(range(0, most, 10_000), [f"{each:,}" for each in range(0, most, 10_000)])
     axes.set_xlabel("tokens of a step, b s")
     axes.set_ylabel("elements sent,\nmultiples of FSDP's")
@@ -98,9 +102,9 @@ def draw_node() -> Figure:
     for (name, points), colour in zip(SPEEDS.items(), SERIES_COLOURS, strict=False):
         axes.plot(list(points), list(points.values()), "o-", color=colour)
         look = {"color": as_text(colour), "fontweight": "bold", "ha": "left"}
-        say(axes, 34.5, points[32] + (1600 if "\n" in name else -300), name, **look)
+        say(axes, 34.5, points[32] + (-300 if name == "alone" else 300), name, bbox=ON_WHITE, **look)
     say(axes, 1.75, 2600, "inside a host: NVLink", ha="left", color=INK)
-    say(axes, 11.9, 13900, "across hosts", ha="left", color=SOFT)
+    say(axes, 11.9, 14200, "across hosts", ha="left", color=SOFT)
     say(axes, 7.6, 9700, f"{SPEEDS['alone'][8]:,}", ha="right")
     say(axes, 16.9, 7300, f"{SPEEDS['alone'][16]:,}", ha="left")
     axes.set_xscale("log", base=2)
