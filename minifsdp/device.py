@@ -220,9 +220,9 @@ def free(buffer: Tensor) -> None:
 
 
 def copy_to_host(tensor: Tensor, pin: bool = True) -> Tensor:
-    """A copy in host memory; of CUDA's in pinned memory, if `pin`, and there once the current stream has come to it."""
+    """A copy in host memory; from CUDA, pinned if `pin`, and valid once the current stream has reached the copy."""
     if tensor.device.type == "cpu":
-        copy = tensor.clone()  # `.cpu()` would be none
+        copy = tensor.clone()  # `.cpu()` would not copy
         _tell("copy_to_host", _streams[-1], copy)
         return copy
     return torch.empty_like(tensor, device="cpu", pin_memory=pin).copy_(tensor, non_blocking=True)

@@ -139,7 +139,7 @@ def nodes_so_far() -> int:
 
 
 def made_since(tensor: Tensor, nodes: int) -> bool:
-    """True if it comes from an operation that autograd recorded when this thread had made so many nodes, or later."""
+    """True if it comes from an operation that autograd recorded after this thread had made `nodes` nodes."""
     return tensor.grad_fn is not None and int(tensor.grad_fn._sequence_nr()) >= nodes
 
 
@@ -187,7 +187,7 @@ def has_storage(tensor: Tensor) -> bool:
 
 
 def identity(storage: UntypedStorage) -> int:
-    """Of the memory behind it: torch makes a Python object for it more than once."""
+    """A number for the memory behind it; torch may make several Python objects for one."""
     return int(storage._cdata)
 
 
@@ -273,7 +273,7 @@ def name_of(group: Any) -> str:
 
 
 def group_named(name: str) -> Any:
-    """The process group that calls itself so."""
+    """The process group with this name."""
     find: Any = dist.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
     return find(name)
 

@@ -133,7 +133,7 @@ def storage_of(value: Any) -> int:
 
 
 def copied(value: Any, to_cpu: bool = False) -> Any:
-    """A copy that shares no memory, with `to_cpu` of a tensor in host memory: on CPU, `.cpu()` would be none."""
+    """A copy that shares no memory, with `to_cpu` of a tensor in host memory: on CPU, `.cpu()` would not copy."""
     if not isinstance(value, Tensor):
         return deepcopy(value)
     return value.detach().to("cpu", copy=True) if to_cpu else value.detach().clone()

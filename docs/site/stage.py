@@ -176,7 +176,7 @@ def lectures() -> str:
     card = (
         '<p><a href="slides/{0}.html"><img src="slides/{image}" alt="a figure of lecture {1}"/></a><br/>'
         '<b>{1}. <a href="slides/{0}.html">{title}</a></b><br/>'
-        "{description} It takes 50 minutes. "
+        "{description} 50 minutes. "
         '<a href="slides/{0}.pdf">PDF</a>, <a href="slides/{0}-notes.pdf">PDF with notes</a></p>'
     )
     cards = []

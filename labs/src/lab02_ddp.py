@@ -342,7 +342,7 @@ plots.stages(
 # %% [markdown]
 # ### Measured: a sum instead of a mean
 #
-# Here, the hook deliberately sums without dividing. How many times as large as with the mean is the first step?
+# Here, the hook deliberately sums without dividing. How much larger is the first step than with the mean?
 
 
 # %% tags=["C40"]

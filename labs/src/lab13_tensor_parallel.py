@@ -359,7 +359,7 @@ outcome("13.2", round(factors[0], 6), slips=slips)
 # gradient. The other two numbers do.
 #
 # Predict: there are 1,024 classes in float32 on 2 ranks. How many times as many bytes would an all-gather of the logits
-# send as your function? An error of 5 % is fine.
+# send as your function? Within 5 % is close enough.
 
 # %%
 predict("13.4", ..., "ratio of bytes sent: gathering the logits to your function")
@@ -871,7 +871,7 @@ plots.stages(
 # with tensor parallelism, every rank has all of them.
 #
 # Predict: a block of this model has 111,840 parameters, and h is 96. For how many tokens per step do both send the same
-# number of bytes? An error of 5 % is fine.
+# number of bytes? Within 5 % is close enough.
 
 # %%
 predict("13.7", ..., "tokens per step for which both send the same number of bytes")

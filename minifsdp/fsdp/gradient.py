@@ -61,7 +61,7 @@ class Gradient:
             device.free(self.full)
             self._forget()
 
-    # A rank whose data has not reached the unit takes part in its reduction all the same. It sends -0.0, the sum over
+    # A rank whose data has not reached the unit still takes part in its reduction. It sends -0.0, the sum over
     # nothing: x + -0.0 is x for every x, 0.0 too, and -0.0 + -0.0 is -0.0. So if nothing but -0.0 comes back, no rank
     # had a gradient, and `.grad` stays as it was, as in one process (`is_of_nobody`).
 
@@ -69,7 +69,7 @@ class Gradient:
         """The whole gradient in `dtype`, zero where nothing was collected; the next `begin` makes another.
 
         Returns:
-            the buffer [P] and its views, which the caller now has: to keep, or to give back.
+            the buffer [P] and its views, now owned by the caller, to keep or to give back.
         """
         if self.full is None:
             full = self.begin(dtype).fill_(-0.0)

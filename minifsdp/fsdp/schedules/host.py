@@ -1,4 +1,4 @@
-"""The default on CPU, where the host computes: it runs ahead of no queue, and communication takes its cores.
+"""The default on CPU: the host computes, has no queue to run ahead of, and shares its cores with communication.
 
              forward       backward
     link     g0 g1 g2 .    g2 .  g1 r2 g0 r1 .  r0      FULL_SHARD

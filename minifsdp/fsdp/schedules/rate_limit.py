@@ -1,4 +1,4 @@
-"""At most `limit` units whole at a time, with any depth of prefetching and any lead of the host (FSDP paper 3.4).
+"""At most `limit` units whole at a time, whatever the depth of prefetching and the lead of the host (FSDP paper 3.4).
 
 Units can accumulate for two reasons. First, a deep prefetch gathers many units; gathers above the limit are postponed
 until a unit is freed. Second, on CUDA the host runs ahead: it has freed unit i and gathers unit i + 2 long before the

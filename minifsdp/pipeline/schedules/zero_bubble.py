@@ -1,6 +1,6 @@
 """Zero bubble: weight gradients fill the time in which 1F1B waits (arXiv 2401.10241, ZB-H1).
 
-The stage before waits for the gradient of the input only. So backward is done in two parts, I and W, and no rank waits
+The previous stage waits only for the input gradient. So backward is done in two parts, I and W, and no rank waits
 for a W. Rank r puts its W's off by r micro-batches: the first gradients reach rank 0 sooner, and the W's that are left
 fill its last wait. With equal F, I and W the bubble is (p - 1)(F + I - W), a third of 1F1B's, and as many activations
 are held. With v stages on each rank the order is that of interleaved 1F1B.

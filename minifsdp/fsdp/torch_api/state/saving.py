@@ -64,9 +64,9 @@ def save_named(instance: Wrapped, kind: StateDictType, destination: Any, prefix:
 
 
 def save_local(instance: Wrapped, destination: Any, prefix: str, keep_vars: bool) -> State:
-    """LOCAL: the flat shard as it lies, good for nothing but the same model on the same ranks; no communication.
+    """LOCAL: the flat shard as is, of use only to the same model on the same ranks; no communication.
 
-    It is a ShardedTensor [numel] of the flat parameter for each unit, which shares its memory; the padding left out.
+    It is a ShardedTensor [numel] of the flat parameter for each unit, which shares its memory, without padding.
 
     Raises:
         RuntimeError: with torch's text, there is a device mesh.
