@@ -98,6 +98,23 @@ def test_an_fsdp_unit_s_life(explored: Explored) -> None:
         assert root.count("on its way") == 1, "the root stays whole from forward to backward"
 
 
+def test_a_gather_is_on_its_way_from_when_it_is_issued(explored: Explored) -> None:
+    """Also if it is waited for at once; "on its way" was shown only when it had arrived."""
+    before = after = 0
+    step = own(explored.data, "fsdp")
+    for rank in step["ranks"]:
+        for row, unit in enumerate(step["units"]):
+            issued = 0
+            for at, what, *rest in rank["entries"]:
+                if isinstance(what, str) and what.startswith(f"all_gather of {unit} ") and what.endswith("issued"):
+                    issued = at
+                elif what is None and rest[:2] == [row, "on its way"]:
+                    before, issued = before + at - issued, at
+                elif isinstance(what, str) and what.startswith(f"all_gather of {unit} ") and what.endswith("arrived"):
+                    after += at - issued
+    assert before < after
+
+
 def test_what_replicates_parameters_always_has_them_whole(explored: Explored) -> None:
     for name, last in (("ddp", "whole"), ("zero2", "shard")):
         for rank in own(explored.data, name)["ranks"]:

@@ -99,6 +99,7 @@ class StepLog:
 
     @contextmanager
     def _around(self, call: Call, phase: Literal["issue", "wait"]) -> Iterator[None]:
+        self._look()  # a unit says that its gather is on its way only after it has issued it
         yield
         done = "issued" if phase == "issue" else "arrived"
         subject = f" of {call.label.what}" if call.label is not None else ""
