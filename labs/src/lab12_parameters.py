@@ -595,10 +595,13 @@ drawn = plots.curve(
     earlier={"flat": usage["flat"]["curve"]},
     title=f"Your per-parameter units peak at {peak:.2f} MiB, flat units at {usage['flat']['peak'] / MIB:.2f}",
     says="Bytes of rank 0 over the second step, in the order of allocations and frees. Communication: gathered buffers "
-    "in rank order, until they are copied out. They are freed before gradients pile up. Dashed: your peak.",
+    "in rank order, until they are copied out; such a spike is your peak (the arrow).",
     lab="12",
 )
-drawn.figure.axes[0].axhline(peak, color="black", linewidth=0.9, linestyle="--")
+held = [sum(tags) for tags in zip(*usage["yours"]["curve"]["tags"].values(), strict=True)]
+at_peak = held.index(max(held))
+arrow = {"arrowstyle": "-|>", "color": "black"}
+drawn.figure.axes[0].annotate("your peak", (at_peak, peak), (0.2 * at_peak, peak), va="center", arrowprops=arrow)
 drawn
 
 # %%

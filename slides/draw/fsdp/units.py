@@ -86,7 +86,7 @@ def draw_trade() -> Figure:
         size = closed_form.fsdp(units, LARGE_SETTING).unsharded_peak
         held.barh(place, size, 0.62, color=TAG_COLOURS["unsharded"])
         held.text(size + 0.2 * GIB, place, readable(size), va="center")
-        messages = 3 * len(units) - bool(units[0])
+        messages = 3 * sum(map(bool, units)) - bool(units[0])  # an empty root has none
         middle = median(LARGE_SETTING.padded(sum(unit)) for unit in units if unit)
         sent.barh(place, messages, 0.62, color=GATHER)
         sent.text(messages + 18, place, f"{messages:,} of {readable(middle)}", va="center")
