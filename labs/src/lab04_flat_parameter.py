@@ -266,8 +266,8 @@ plots.timeline(
     {name: spans for name, (spans, _) in found.items()},
     title=f"Twelve messages are on the link for {many:.0f} ms, four for {uneven:.0f} ms, and one for {one:.0f} ms",
     says=f"4 ranks, a link of 10 ms and 20 MB/s. Each rank gathers {total / 2**10:.0f} KiB, in the middle row by "
-    "broadcasts, and then runs all layers, which its time above the lanes includes; the fastest of three runs. No "
-    "layer runs before the last transfer ends.",
+    "broadcasts, and runs all layers after the last transfer; the fastest of three runs. The times above the lanes "
+    "include the layers.",
     lab="04",
 )
 
