@@ -1372,7 +1372,7 @@ plots.timeline(
 # ## Further reading
 #
 # - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), sections 3.2 (sharding, flat parameter) and 4.3 (hooks).
-# - ZeRO: [arXiv 1910.02054](https://arxiv.org/abs/1910.02054), section 5 (stages) and 7 (communication volume).
+# - ZeRO: [arXiv 1910.02054](https://arxiv.org/abs/1910.02054), sections 5 (stages) and 7 (communication volume).
 # - torch: `torch/distributed/fsdp/_runtime_utils.py` (the hooks), `torch/distributed/fsdp/_flat_param.py` (`unshard`,
 #   `reshard`, `resize_` of storages).
 # - minifsdp: `fsdp/unit.py`, `fsdp/flat_unit.py`, `fsdp/schedules/sync.py`, `fsdp/engine.py`: your functions,

@@ -1034,9 +1034,9 @@ for link in (NVLINK, NETWORK):
         print(f"{1e3 * pieces:11.2f}{1 - alone / after:15.0%}{1 - alone / pieces:11.0%}")
 
 # %% [markdown]
-# On NVLink, 8 ranks wait for messages during 28 % of the time. With pieces, they wait during 4 %: the matmuls hide the
-# rest. With one network card of 400 Gb/s per GPU, even with pieces, 4 ranks wait during 43 % of the time and 8 ranks
-# during 73 %, because the messages take longer than the matmuls that should hide them. The timeline shows the same four
+# On NVLink, 8 ranks wait for messages for 28 % of the time. With pieces, they wait for 4 %: the matmuls hide the
+# rest. With one network card of 400 Gb/s per GPU, even with pieces, 4 ranks wait for 43 % of the time and 8 ranks
+# for 73 %, because the messages take longer than the matmuls that should hide them. The timeline shows the same four
 # matmuls on 4 ranks:
 
 # %%
