@@ -104,14 +104,12 @@ def test_a_gather_is_on_its_way_from_when_it_is_issued(explored: Explored) -> No
     step = own(explored.data, "fsdp")
     for rank in step["ranks"]:
         for row, unit in enumerate(step["units"]):
-            issued = 0
+            last = 0
             for at, what, *rest in rank["entries"]:
-                if isinstance(what, str) and what.startswith(f"all_gather of {unit} ") and what.endswith("issued"):
-                    issued = at
-                elif what is None and rest[:2] == [row, "on its way"]:
-                    before, issued = before + at - issued, at
-                elif isinstance(what, str) and what.startswith(f"all_gather of {unit} ") and what.endswith("arrived"):
-                    after += at - issued
+                if what is None and rest[:2] == [row, "on its way"]:
+                    before, last = before + at - last, at
+                elif isinstance(what, str) and what.startswith(f"all_gather of {unit} "):
+                    after, last = after + (at - last) * what.endswith("arrived"), at
     assert before < after
 
 

@@ -39,6 +39,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from minifsdp.course.ladder.closed_form import Setting
+
 _INDEX, _FLAG = 8, 1  # bytes of an int64 and of a bool
 _QUERIES = 32  # a GPU's memory-efficient kernel pads the queries of a head to a multiple of this
 _ALIGNMENT = 16  # bytes: of its heads
@@ -65,10 +67,10 @@ class Sizes:
     on_gpu: bool = False
 
     @classmethod
-    def of(cls, shapes: Sequence[Sequence[int]], heads: int, batch: int, itemsize: int, on_gpu: bool) -> Sizes:
+    def of(cls, shapes: Sequence[Sequence[int]], heads: int, batch: int, setting: Setting) -> Sizes:
         """Of a model whose root's first parameters, the embeddings of tokens and positions, have these shapes."""
         (vocabulary, width), (context, _) = shapes[:2]
-        return cls(batch, context, width, heads, vocabulary, itemsize, on_gpu)
+        return cls(batch, context, width, heads, vocabulary, setting.itemsize, setting.runs_behind)
 
 
 @dataclass(frozen=True)

@@ -158,8 +158,7 @@ def _stage_shapes(sizes: Sizes, stages: int) -> list[list[list[Shape]]]:
 
 def _activations(sizes: Sizes, setting: Setting, plan: Plan, replicas: int, rank: int) -> int:
     stages, micros = count(plan)
-    batch = setting.batch // replicas // micros
-    model = activations.Sizes.of(sizes.shapes[0], sizes.heads, batch, setting.itemsize, setting.runs_behind)
+    model = activations.Sizes.of(sizes.shapes[0], sizes.heads, setting.batch // replicas // micros, setting)
     return pipeline.held(plan, rank, pipeline.stages_of(len(sizes.shapes) - 1, stages), model)
 
 
@@ -185,7 +184,7 @@ def _predict_fsdp2(sizes: Sizes, setting: Setting, limit: int) -> StepBytes:
 
 
 def _predict_alone(sizes: Sizes, setting: Setting, limit: int) -> StepBytes:
-    model = activations.Sizes.of(sizes.shapes[0], sizes.heads, setting.batch, setting.itemsize, setting.runs_behind)
+    model = activations.Sizes.of(sizes.shapes[0], sizes.heads, setting.batch, setting)
     kept = activations.kept(len(sizes.shapes) - 1, model, None)
     return StepBytes(**asdict(closed_form.ddp(sizes.parameters, setting)), activations=kept)
 

@@ -37,6 +37,8 @@ def _memory(record: dict[str, Any]) -> Table:
     )
     if {"ddp", "ddp-naive"} <= {rung["name"] for rung in record["rungs"]}:
         caption += "\n" + BUCKETS_STAY
+    differences = {rung["name"]: _differences(rung) for rung in record["rungs"]}
+    caption += "".join(f"\n[red]{each}[/]" for found in differences.values() for each in found)
     table = plain_table(f"Memory of each of {record['ranks']} ranks, MiB", caption)
     columns = [key for key in _HEADINGS if key in record["rungs"][0]["predicted"][0]]
     verdict = "closed\nform" if len(columns) <= _MANY else "\N{CHECK MARK}"
@@ -48,12 +50,8 @@ def _memory(record: dict[str, Any]) -> Table:
     for rung in record["rungs"]:
         cells = [f"{max(rank[key] for rank in rung['bytes']) / MIB:.3f}" for key in columns]
         peak = f"{max(rank['peak'] for rank in rung['bytes']) / MIB:.3f}"
-        differences = _differences(rung)
-        table.add_row(
-            rung["name"], *cells, peak, "[red]\N{NOT EQUAL TO}[/]" if differences else "[green]\N{CHECK MARK}[/]"
-        )
-        caption += "".join(f"\n[red]{each}[/]" for each in differences)
-    table.caption = caption
+        mark = "[red]\N{NOT EQUAL TO}[/]" if differences[rung["name"]] else "[green]\N{CHECK MARK}[/]"
+        table.add_row(rung["name"], *cells, peak, mark)
     return table
 
 

@@ -41,8 +41,7 @@ def _tp_fsdp2(model: GPT, limit: int) -> Trainer:
 
 def _with_activations(held: Bytes, sizes: Sizes, setting: Setting, replicas: int, cut: Cut | None) -> StepBytes:
     """The bytes of a step on a rank that has 1/replicas of the batch."""
-    batch = setting.batch // replicas
-    model = activations.Sizes.of(sizes.shapes[0], sizes.heads, batch, setting.itemsize, setting.runs_behind)
+    model = activations.Sizes.of(sizes.shapes[0], sizes.heads, setting.batch // replicas, setting)
     if cut is not None:
         vocabulary, _ = tensor.rows((model.vocabulary, model.width), cut.ranks, setting.rank % cut.ranks)
         model = replace(model, vocabulary=vocabulary)
