@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from on_gpu import ON_GPU
+from other_ladders import assert_bytes_are_as_predicted_on_every_rank, assert_losses_equal_one_process, record_in
 
 pytestmark = ON_GPU
 
@@ -17,8 +17,6 @@ pytestmark = ON_GPU
 def test_every_rung_holds_what_is_predicted(axis: str, tmp_path: Path) -> None:
     ladder = [sys.executable, "-m", "minifsdp", "ladder", "--axis", axis, "--ranks", "4", "--steps", "1"]
     subprocess.run([*ladder, "--device", "cuda", "--share-gpu", "--out", str(tmp_path)], check=True)
-    record = json.loads((tmp_path / "ladder.json").read_text())
-    for rung in record["rungs"]:
-        assert rung["losses"] == pytest.approx(record["reference_losses"], rel=1e-4), rung["name"]
-        for measured, predicted in zip(rung["bytes"], rung["predicted"], strict=True):
-            assert {key: measured[key] for key in predicted} == predicted, rung["name"]
+    record = record_in(tmp_path)
+    assert_losses_equal_one_process(record)
+    assert_bytes_are_as_predicted_on_every_rank(record)

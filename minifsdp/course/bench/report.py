@@ -8,7 +8,6 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 import torch
-from rich import box
 from rich.console import Group
 from rich.table import Table
 
@@ -16,6 +15,7 @@ from minifsdp.course.bench.contestants import BASELINES, Contestant
 from minifsdp.course.bench.memory import ON_CPU, ON_CUDA
 from minifsdp.course.bench.prediction import Prediction
 from minifsdp.course.bench.settings import Settings
+from minifsdp.course.ladder.tables import plain_table
 from minifsdp.course.launch.world import World
 
 MIB = 2**20
@@ -78,23 +78,23 @@ def disagreement(record: Mapping[str, Any]) -> str | None:
 
 def bench_table(record: Mapping[str, Any]) -> Group:
     """Seconds and ratios to the baselines, with the device model's prediction; then memory if measured."""
-    tables = [_times(record), *([_memory(record)] if record["contestants"][0]["bytes"] else [])]
-    return Group(*tables, f"{record['world']}.\nModel: {record['model_says']}. Memory: {record['memory']}.")
+    memory: list[Any] = ["", _memory(record)] if record["contestants"][0]["bytes"] else []
+    said = f"{record['world']}.\nModel: {record['model_says']}. Memory: {record['memory']}."
+    return Group(_times(record), *memory, "", said)
 
 
 def _times(record: Mapping[str, Any]) -> Table:
     model, rows = record["model"], record["contestants"]
     predicted = any(row["model_seconds"] is not None for row in rows)
-    table = _table(
-        ["ms", "quartiles", *(name.replace("-", "\n") for name in rows[0]["ratios"])]
-        + ["model,\nms"] * predicted
-        + ["loss\noff\nby"],
+    table = plain_table(
         f"A step of {model['parameters']:,} parameters on {record['ranks']} x {record['batch']} sequences",
-    )
-    table.caption = (
         "ms: median, of the slowest rank; below the baselines' names, this median divided by theirs; "
-        "off: from one process"
+        "off: from one process",
+        first="",
     )
+    ratios = [name.replace("-", "\n") for name in rows[0]["ratios"]]
+    for heading in ("ms", "quartiles", *ratios, *["model,\nms"] * predicted, "loss\noff\nby"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         cells = [_ms(row["median"]), "-".join(map(_ms, row["quartiles"]))]
         cells += [f"{ratio:.2f}" for ratio in row["ratios"].values()]
@@ -106,17 +106,11 @@ def _times(record: Mapping[str, Any]) -> Table:
 
 def _memory(record: Mapping[str, Any]) -> Table:
     held = list(record["contestants"][0]["bytes"])
-    table = _table([_HELD[kind] for kind in held], "Memory at the peak of a step")
+    table = plain_table("Memory at the peak of a step", "", first="")
+    for kind in held:
+        table.add_column(_HELD[kind], justify="right", no_wrap=True)
     for row in record["contestants"]:
         table.add_row(row["name"], *(_amount(kind, row["bytes"][kind]) for kind in held))
-    return table
-
-
-def _table(headings: Sequence[str], title: str) -> Table:
-    """Names on the left; without padding, because the box puts a blank between columns: 80 characters are enough."""
-    table = Table(box=box.SIMPLE_HEAD, title=title, pad_edge=False, padding=0)
-    for heading in ("", *headings):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     return table
 
 
