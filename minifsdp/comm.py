@@ -5,7 +5,8 @@ Every function starts a collective and returns a `Handle`; a buffer that it writ
 runs on.
 
 Functions are looked up in `torch.distributed` at each call, so that a tool that counts calls by patching these
-functions sees all of them.
+functions sees all of them. Messages between two ranks are an exception: `isend` and `irecv` add only checks, so `send`
+and `recv` call the process group, unless somebody watches or `MINIFSDP_COLLECTIVES` is `native`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal, Protocol
-from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minifsdp import device, gloo, private
+from minifsdp import device, gloo
 from minifsdp.calls import Call as Call
 from minifsdp.calls import Label as Label
+from minifsdp.group_info import GroupInfo
 
 Group = dist.ProcessGroup
 SUM, MEAN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
@@ -43,45 +45,6 @@ Observer = Callable[[Call, Literal["issue", "wait"]], AbstractContextManager[Any
 link: Link | None = None
 observers: list[Observer] = []  # each surrounds every issue and every wait, for those who count or time them
 _logs: list[list[Call]] = []
-
-
-class _GroupInfo:
-    """Cached properties of a process group, and the number of calls that this rank has issued on it."""
-
-    __slots__ = ("_connections", "backends", "calls", "name", "ranks")
-
-    def __init__(self, group: Group) -> None:
-        self.name, self.ranks, self.calls = private.name_of(group), group.size(), 0
-        self._connections: gloo.Connections | None = None
-        gloo.wanted()  # to refuse what it cannot be at the first collective, of whatever kind
-        self.backends: dict[str, str] = {}  # what carries messages, by the kind of device that tensors are on
-
-    def connections(self, group: Group, backend: str) -> gloo.Connections:
-        """The groups that messages of ours take. On gloo the first call makes one and waits for all ranks of this one:
-        to be called as a part of a collective, so that who checks their order has seen before that all ranks come.
-        """
-        if backend != "gloo":
-            return gloo.Connections(group, group)
-        if self._connections is None:
-            self._connections = gloo.Connections.of(group)
-        return self._connections
-
-    @staticmethod
-    def of(op: str, tensor: Tensor, group: Group) -> tuple[_GroupInfo, str]:
-        """Of a group, and the name of what carries its messages where the tensor is; an error if nothing does."""
-        info = _groups.get(group) or _groups.setdefault(group, _GroupInfo(group))
-        kind = "cpu" if tensor.is_cpu else tensor.device.type  # to ask for a device costs more than it seems
-        try:
-            if kind not in info.backends:
-                info.backends[kind] = private.backend_of(group, tensor.device)
-            return info, info.backends[kind]
-        except RuntimeError:
-            served = sorted(private.device_types_of(group))
-            text = f"{op} of a tensor on {tensor.device}: move it, its process group serves {served}"
-            raise ValueError(text) from None
-
-
-_groups: WeakKeyDictionary[Group, _GroupInfo] = WeakKeyDictionary()
 
 
 class Handle:
@@ -124,14 +87,14 @@ def record() -> Iterator[list[Call]]:
 
 def all_reduce(tensor: Tensor, group: Group, op: Any = SUM, label: Label | None = None) -> Handle:
     """`tensor` [numel] <- its reduction over the ranks, in place, the same on all of them."""
-    info, _ = _GroupInfo.of("all_reduce", tensor, group)
+    info, _ = GroupInfo.of("all_reduce", tensor, group)
     reduction = partial(dist.all_reduce, tensor, op=op, group=group, async_op=True)
     return _start(info, "all_reduce", "all_reduce", tensor, reduction, label)
 
 
 def all_gather(output: Tensor, shard: Tensor, group: Group, label: Label | None = None) -> Handle:
     """`output` [N * numel] <- every rank's `shard` [numel], in rank order. `shard` may be its own part of `output`."""
-    info, backend = _GroupInfo.of("all_gather", output, group)
+    info, backend = GroupInfo.of("all_gather", output, group)
     if gloo.gathers_by_broadcasts(backend):
         broadcasts = partial(gloo.gather_by_broadcasts, output, shard, partial(info.connections, group, backend))
         return _start(info, "all_gather", "broadcast", output, broadcasts, label)
@@ -141,7 +104,7 @@ def all_gather(output: Tensor, shard: Tensor, group: Group, label: Label | None 
 
 def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM, label: Label | None = None) -> Handle:
     """`output` [numel] <- this rank's part of the reduction of `full` [N * numel]; may be that part of `full`."""
-    info, backend = _GroupInfo.of("reduce_scatter", full, group)
+    info, backend = GroupInfo.of("reduce_scatter", full, group)
     if not gloo.reduces_by_all_to_all(backend, info.ranks) or op not in (SUM, MEAN):
         reduction = partial(getattr(dist, _REDUCE_SCATTER), output, full, op, group, True)
         return _start(info, "reduce_scatter", _REDUCE_SCATTER, full, reduction, label)
@@ -171,12 +134,12 @@ def reduce(tensor: Tensor, target: int, group: Group, op: Any = SUM) -> Handle:
 
 def send(tensor: Tensor, target: int, group: Group) -> Handle:
     """Send `tensor` to rank `target` of the group, which must `recv` it. `tensor` must not change before `wait`."""
-    return _issue("send", "isend", tensor, group, tensor, group_dst=target)
+    return _message("send", "isend", tensor, target, group)
 
 
 def recv(tensor: Tensor, source: int, group: Group) -> Handle:
     """`tensor` <- what rank `source` of the group sends."""
-    return _issue("recv", "irecv", tensor, group, tensor, group_src=source)
+    return _message("recv", "irecv", tensor, source, group)
 
 
 def gather_objects(value: Any, group: Group) -> list[Any]:
@@ -207,12 +170,26 @@ def world(group: Group | None = None) -> Group:
 
 
 def _issue(op: str, function: str, payload: Tensor, group: Group, /, *args: Any, **kwargs: Any) -> Handle:
-    info, _ = _GroupInfo.of(op, payload, group)
+    info, _ = GroupInfo.of(op, payload, group)
     return _start(info, op, function, payload, partial(getattr(dist, function), *args, group=group, **kwargs))
 
 
+def _message(op: str, function: str, tensor: Tensor, peer: int, group: Group) -> Handle:
+    info, _ = GroupInfo.of(op, tensor, group)
+    if _is_watched() or gloo.wanted() == "native":
+        return _start(info, op, function, tensor, partial(getattr(dist, function), tensor, None, group, 0, peer))
+    info.calls += 1
+    parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return Handle(None, getattr(group, op)([parts], peer, 0))
+
+
+def _is_watched() -> bool:
+    """True if calls need a description."""
+    return link is not None or bool(observers) or bool(_logs)
+
+
 def _start(
-    info: _GroupInfo,
+    info: GroupInfo,
     op: str,
     function: str,
     payload: Tensor,
@@ -220,7 +197,7 @@ def _start(
     label: Label | None = None,
 ) -> Handle:
     order, info.calls = info.calls, info.calls + 1
-    if link is None and not observers and not _logs:
+    if not _is_watched():
         return Handle(None, collective())  # saves the description, which costs as much as the message
     call = Call(op, function, info.name, order, payload.nbytes, info.ranks, payload.dtype, label)
     for log in _logs:

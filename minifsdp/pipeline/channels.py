@@ -24,11 +24,11 @@ from minifsdp.process_groups import destroy, twin_of
 
 
 class Sent(NamedTuple):
-    """A tensor on its way, and the count of in-place changes that it had when it left."""
+    """Tensors on their way, and the counts of in-place changes that they had when they left."""
 
-    handle: Handle
-    tensor: Tensor
-    version: int
+    handles: Sequence[Handle]
+    tensors: Sequence[Tensor]
+    versions: Sequence[int]
 
 
 class Channels:
@@ -53,8 +53,7 @@ class Channels:
         # A rank that fails at once must not hang up while others are still connecting.
         comm.all_reduce(torch.zeros(1, device=device), group).wait()
         self.boundaries: dict[tuple[int, bool], Boundary] = {}  # by the stage below, and whether gradients come back
-        self._here: dict[Message, tuple[Sequence[Tensor], list[int]]] = {}  # between two stages of this rank
-        self._sends: dict[Message, list[Sent]] = {}  # not known to have been received
+        self._sent: dict[Message, Sent] = {}  # not known to have been received; without handles: by this rank
 
     def send(self, route: Route, tensors: Sequence[Tensor], trains: bool = True) -> None:
         """Pass tensors on; they must not change before the step is over.
@@ -62,19 +61,16 @@ class Channels:
         Raises:
             ValueError: they differ from what was agreed on. Nothing has been sent then.
         """
-        message = route.message
-        new = message.kind == "F" and self._is_new(message.source, tensors, trains)
+        new = route.message.kind == "F" and self._is_new(route.message.source, tensors, trains)
         if route.peer is None:
-            self._here[message] = tensors, [version_of(tensor) for tensor in tensors]
+            self._sent[route.message] = Sent((), tensors, _versions(tensors))
             return
         leaving = [_as_sent(tensor) for tensor in tensors if tensor.numel()]
         if new:
-            leaving.insert(0, to_header(self.boundaries[message.source, trains]).to(self.device))
+            leaving.insert(0, to_header(self.boundaries[route.below, trains]).to(self.device))
         # No frame of an error may keep a group: it closes with its last reference.
-        self._sends[message] = [
-            Sent(comm.send(tensor, route.peer, self.groups[route.channel]), tensor, version_of(tensor))
-            for tensor in leaving
-        ]
+        handles = [comm.send(tensor, route.peer, self.groups[route.channel]) for tensor in leaving]
+        self._sent[route.message] = Sent(handles, leaving, _versions(leaving))
 
     def receive(self, route: Route, trains: bool = True) -> Sequence[Tensor]:
         """The tensors that another stage passes on, for this one alone; in new memory if it is on another rank.
@@ -82,16 +78,16 @@ class Channels:
         Raises:
             ValueError: they differ from the example that a stage was given.
         """
-        message = route.message
         if route.peer is None:
-            tensors, versions = self._here.pop(message)
-            _check_unchanged(message, [version_of(tensor) for tensor in tensors] == versions)
+            _, tensors, _ = sent = self._sent.pop(route.message)
+            _check_unchanged(route.message, sent)
             return [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
-        if (message.below, trains) not in self.boundaries:
+        boundary = self.boundaries.get((route.below, trains))
+        if boundary is None:
             header = torch.empty(HEADER, dtype=torch.int64, device=self.device)
             comm.recv(header, route.peer, self.groups[route.channel]).wait()
-            self._agree(message.below, from_header(header), trains)
-        boundary, are_inputs = self.boundaries[message.below, trains], message.kind == "F"
+            self._agree(route.below, boundary := from_header(header), trains)
+        are_inputs = route.message.kind == "F"
         wanted = boundary if are_inputs else [each for each in boundary if each.needs_grad]
         tensors = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype, _ in wanted]
         _wait([comm.recv(t, route.peer, self.groups[route.channel]) for t in tensors if t.numel()])
@@ -130,22 +126,17 @@ class Channels:
 
     def finish(self) -> None:
         """The step is over: wait until everything that was sent has left."""
-        self._finish(list(self._sends))
+        self._finish(list(self._sent))
 
     def _finish(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            _check_unchanged(message, self._left(message))
-
-    def _left(self, message: Message) -> bool:
-        """Wait until a message has left; True if its tensors are as they were."""
-        sends = self._sends.pop(message, [])
-        _wait([each.handle for each in sends])
-        return all(version_of(each.tensor) == each.version for each in sends)
+            if sent := self._sent.pop(message, None):  # an evaluation sends no gradients
+                _wait(sent.handles)
+                _check_unchanged(message, sent)
 
     def close(self) -> None:
         """Hang up: what other ranks wait for on these channels fails."""
-        self._sends.clear()
-        self._here.clear()
+        self._sent.clear()
         for group in self.groups.values():
             destroy(group)
         self.groups.clear()
@@ -164,12 +155,16 @@ def _wait(handles: Sequence[Handle]) -> None:
         handle.wait()
 
 
-def _check_unchanged(message: Message, is_unchanged: bool) -> None:
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    return [version_of(tensor) for tensor in tensors]
+
+
+def _check_unchanged(message: Message, sent: Sent) -> None:
     """
     Raises:
         RuntimeError: a tensor was changed in place, and the next stage may have received either value.
     """
-    if not is_unchanged:
+    if _versions(sent.tensors) != sent.versions:
         raise RuntimeError(
             f"stage {message.source} has changed a tensor in place after it passed it on for micro-batch "
             f"{message.micro}: pass on a clone"

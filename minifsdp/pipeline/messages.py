@@ -24,11 +24,6 @@ class Message(NamedTuple):
     source: int
     target: int
 
-    @property
-    def below(self) -> int:
-        """The lower of its two stages, which names the boundary that it crosses."""
-        return min(self.source, self.target)
-
 
 class Route(NamedTuple):
     """A message as the rank at one end sees it.
@@ -37,12 +32,14 @@ class Route(NamedTuple):
         message: the message.
         peer: the rank at the other end; None if both stages are on this rank.
         channel: the channel that it takes.
+        below: the lower of its two stages, which names the boundary that it crosses.
         acknowledged: earlier messages of this rank that have been received if this one arrives.
     """
 
     message: Message
     peer: int | None
     channel: Channel
+    below: int
     acknowledged: tuple[Message, ...] = ()
 
 
@@ -120,7 +117,8 @@ def routes_of(plan: Plan, rank: int) -> tuple[dict[Action, Route], dict[Action, 
 
 def _route(message: Message, homes: Mapping[int, int], peer: int) -> Route:
     source, target = homes[message.source], homes[message.target]
-    return Route(message, None if source == target else peer, (message.kind, source < target))
+    channel = message.kind, source < target
+    return Route(message, None if source == target else peer, channel, min(message.source, message.target))
 
 
 def _positions(plan: Plan, last: int) -> tuple[dict[Message, int], dict[Message, int]]:

@@ -61,7 +61,7 @@ def split_args_kwargs_into_chunks(
     pairs = zip(args, args_chunk_spec, strict=True)
     cut = [_cut(arg, spec, chunks, f"argument {n}") for n, (arg, spec) in enumerate(pairs)]
     named = {name: _cut(arg, kwargs_chunk_spec[name], chunks, name) for name, arg in kwargs.items()}
-    of_args = [tuple(each[chunk] for each in cut) for chunk in range(chunks)]
+    of_args = list(zip(*cut, strict=True)) if cut else [()] * chunks
     return of_args, [{name: each[chunk] for name, each in named.items()} for chunk in range(chunks)]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from minifsdp import comm
 from minifsdp.comm import Group
 from minifsdp.pipeline.weights import Later, may_split, split_linears, splitting
+from minifsdp.private import run_backward
 
 
 class Alive(NamedTuple):
@@ -116,7 +117,7 @@ class PipelineStage:
         inputs, outputs = self.alive.pop(micro)
         reached = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
         if reached:
-            torch.autograd.backward([output for output, _ in reached], [gradient for _, gradient in reached])
+            run_backward(*zip(*reached, strict=True))
         return [x.grad if x.grad is not None else torch.zeros_like(x) for x in inputs if x.requires_grad]
 
     def forget(self) -> None:

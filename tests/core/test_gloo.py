@@ -22,6 +22,7 @@ from on_ranks import Checks
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchsFsdp
 from torch.distributed.tensor.debug import CommDebugMode
+from torchs_calls import torchs_calls
 
 from minifsdp import comm, device, gloo
 from minifsdp.course.launch import launch
@@ -262,6 +263,17 @@ def it_is_one_call_by_the_function_that_is_wanted(wanted: str) -> None:
     assert called == [("reduce_scatter", comm._REDUCE_SCATTER if native else "isend")]
     assert gathered == [("all_gather", comm._ALL_GATHER if native else "broadcast")]
     assert len(buffers) == (not native)
+
+
+@check(wanted=gloo.CHOICES, watched=(True, False), dtype=(torch.float32, torch.complex64))
+def a_message_is_a_call_of_torchs_where_someone_may_count_it(wanted: str, watched: bool, dtype: torch.dtype) -> None:
+    received, group, other = torch.zeros(3, dtype=dtype), comm.world(), 1 - dist.get_rank()
+    with told(wanted), torchs_calls() as calls, comm.record() if watched else nullcontext():
+        handles = [comm.send(torch.ones(3, dtype=dtype), other, group), comm.recv(received, other, group)]
+        for handle in handles:
+            handle.wait()
+    assert torch.equal(received, torch.ones_like(received))
+    assert [name for name, _ in calls] == (["isend", "irecv"] if watched or wanted == "native" else [])
 
 
 @contextmanager

@@ -118,6 +118,15 @@ def test_at_end_of_backward() -> None:
     assert order == [True]
 
 
+def test_run_backward() -> None:
+    """Without it a pipeline's backward checks shapes twice, once in Python, which takes as long as a message."""
+    x, other = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
+    private.run_backward([x * 2, (x * other.sum()).sum()], [torch.ones(2), torch.tensor(1.0)])
+    assert [each.grad.tolist() for each in (x, other) if each.grad is not None] == [[5, 5], [2, 2, 2]]
+    with pytest.raises(RuntimeError, match="invalid gradient"):
+        private.run_backward([x * 2], [torch.ones(3)])
+
+
 def test_in_backward() -> None:
     """Without it FSDP takes a recomputation around the whole model for a new forward, and frees what backward reads."""
     seen = []

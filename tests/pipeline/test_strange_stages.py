@@ -106,6 +106,26 @@ def a_split_backward_under_autocast(shape: Any, dtype: torch.dtype) -> None:
         torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=0.01 if dtype == torch.bfloat16 else 1e-6)
 
 
+@check(ranks=2)
+def a_hook_may_change_the_gradient_of_a_loss_in_place() -> None:
+    """Every micro-batch's begins as the first one's does."""
+    rank = dist.get_rank()
+    stages = nn.ModuleList(usual() for _ in range(2)).double()
+    reference = copy.deepcopy(stages)
+    x, target = (torch.randn(MICROS, WIDTH, dtype=torch.float64) for _ in range(2))
+
+    def doubled(output: Tensor, target: Tensor) -> Tensor:
+        loss = loss_of(output, target)
+        loss.register_hook(lambda gradient: gradient.mul_(2))
+        return loss
+
+    (2 * loss_of(through(reference, x), target)).backward()
+    schedule = pipeline.Schedule1F1B(PipelineStage(stages[rank], rank, 2, "cpu"), MICROS, doubled)
+    schedule.step(*([x] if rank == 0 else []), target=target if rank == 1 else None)
+    for p, q in zip(stages[rank].parameters(), reference[rank].parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(("ranks", "name"), check.params)
 def test_on_ranks(ranks: int, name: str) -> None:
     check.assert_passed(ranks, name)
