@@ -41,9 +41,10 @@ class Held:
 
     def keep(self, buffer: Tensor) -> None:
         """The current stream has queued the last reader of `buffer`."""
-        self._kept.append((buffer, device.current_stream(buffer.device).record_event()))
-        if not device.runs_behind(buffer.device):
-            self.clear()
+        if device.runs_behind(buffer.device):
+            self._kept.append((buffer, device.current_stream(buffer.device).record_event()))
+        else:
+            device.free(buffer)
 
     def give_back(self, on: torch.device) -> None:
         """The current stream, which owns these buffers, is about to allocate another."""
