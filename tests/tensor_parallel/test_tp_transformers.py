@@ -78,7 +78,7 @@ def assert_trains_as_one_process(name: str, model: Any, alone: Any, rows: int = 
 CASES = [(name, sequence) for name in PLANS for sequence in (False, True)]
 
 
-@check(ranks=(2, 4), slow=(2,), case={f"{name}{', sequence' * sequence}": (name, sequence) for name, sequence in CASES})
+@check(ranks=(2, 4), slow=(4,), case={f"{name}{', sequence' * sequence}": (name, sequence) for name, sequence in CASES})
 def it_trains_as_one_process_does(case: tuple[str, bool]) -> None:
     name, sequence = case
     alone = build(name)
