@@ -157,8 +157,8 @@ def made_since(tensor: Tensor, nodes: int) -> bool:
 
 
 def version_of(tensor: Tensor) -> int:
-    """The number of in-place changes."""
-    return tensor._version
+    """The number of in-place changes; 0 for what `torch.inference_mode` has made, where nobody counts them."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def hooks_of(param: Tensor) -> Mapping[int, Callable[[Tensor], Tensor | None]]:

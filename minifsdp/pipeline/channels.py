@@ -68,7 +68,6 @@ class Channels:
         leaving = [_as_sent(tensor) for tensor in tensors if tensor.numel()]
         if new:
             leaving.insert(0, to_header(self.boundaries[route.below, trains]).to(self.device))
-        # No frame of an error may keep a group: it closes with its last reference.
         handles = [comm.send(tensor, route.peer, self.groups[route.channel]) for tensor in leaving]
         self._sent[route.message] = Sent(handles, leaving, _versions(leaving))
 
@@ -79,9 +78,9 @@ class Channels:
             ValueError: they differ from the example that a stage was given.
         """
         if route.peer is None:
-            _, tensors, _ = sent = self._sent.pop(route.message)
+            sent = self._sent.pop(route.message)
             _check_unchanged(route.message, sent)
-            return [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+            return [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in sent.tensors]
         boundary = self.boundaries.get((route.below, trains))
         if boundary is None:
             header = torch.empty(HEADER, dtype=torch.int64, device=self.device)
@@ -90,7 +89,9 @@ class Channels:
         are_inputs = route.message.kind == "F"
         wanted = boundary if are_inputs else [each for each in boundary if each.needs_grad]
         tensors = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype, _ in wanted]
-        _wait([comm.recv(t, route.peer, self.groups[route.channel]) for t in tensors if t.numel()])
+        handles = [comm.recv(t, route.peer, self.groups[route.channel]) for t in tensors if t.numel()]
+        for handle in handles:
+            handle.wait()
         self._finish(route.acknowledged)
         if are_inputs:
             for tensor, (_, _, needs_grad) in zip(tensors, boundary, strict=True):
@@ -131,7 +132,8 @@ class Channels:
     def _finish(self, messages: Sequence[Message]) -> None:
         for message in messages:
             if sent := self._sent.pop(message, None):  # an evaluation sends no gradients
-                _wait(sent.handles)
+                for handle in sent.handles:
+                    handle.wait()
                 _check_unchanged(message, sent)
 
     def close(self) -> None:
@@ -147,12 +149,6 @@ def _as_sent(tensor: Tensor) -> Tensor:
     if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
         return tensor.detach()
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
-
-
-def _wait(handles: Sequence[Handle]) -> None:
-    """Wait in a frame of its own: one that an error keeps must not keep a handle, and with it a connection."""
-    for handle in handles:
-        handle.wait()
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:

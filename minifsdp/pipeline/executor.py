@@ -15,7 +15,6 @@ from minifsdp.pipeline.channels import Channels
 from minifsdp.pipeline.data_parallel import reduced_once, replicas_in
 from minifsdp.pipeline.stage import Alive, PipelineStage
 from minifsdp.pipeline.tied import TiedWeight, added
-from minifsdp.private import version_of
 from minifsdp.tree import map_tensors
 
 
@@ -72,7 +71,6 @@ class Executor:
         self.observers: list[Callable[[Action], Any]] = []
         self.tied: list[TiedWeight] = []
         self.at = actions[0]
-        self._begins_with = torch.empty(0), 0
         for stage in {action.stage for action in actions if action.kind == "W"}:
             stages[stage].split_backward()
 
@@ -144,18 +142,9 @@ class Executor:
         """Of each output of a stage, or of the loss; None where none is needed."""
         outputs = stage.alive[micro].outputs
         if arrived is None:
-            return [self._of_loss(loss) for loss in outputs]
+            return [torch.full_like(loss, self.weight) for loss in outputs]
         left = iter(arrived)
         return [next(left) if output.requires_grad else None for output in outputs]
-
-    def _of_loss(self, loss: Tensor) -> Tensor:
-        """The gradient that a backward begins with: one tensor for all micro-batches, unless a hook has changed it."""
-        gradient, version = self._begins_with
-        same = gradient.shape == loss.shape and gradient.dtype is loss.dtype and gradient.device == loss.device
-        if not same or version_of(gradient) != version:
-            gradient = torch.full_like(loss, self.weight)
-            self._begins_with = gradient, version_of(gradient)
-        return gradient
 
 
 def _as_tensors(output: Any, stage: PipelineStage) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from minifsdp.pipeline.boundary import Boundary, boundary_of
 from minifsdp.pipeline.channels import Channels
 from minifsdp.pipeline.data_parallel import check_wrapped, drop_unreduced
 from minifsdp.pipeline.executor import Batch, Executor
-from minifsdp.pipeline.failures import Failures
+from minifsdp.pipeline.failures import Failures, let_go
 from minifsdp.pipeline.messages import check_order
 from minifsdp.pipeline.micro_batches import merge_chunks, split_args_kwargs_into_chunks
 from minifsdp.pipeline.simulate import simulate
@@ -178,8 +178,7 @@ class Schedule:
             output = merge_chunks(_in_order(batch.outputs), merge_spec) if batch.outputs else None
         except BaseException as error:  # also when the user interrupts this rank
             known = self.failures.shared(error, str(self.executor.at))
-            if known is not error:
-                error.__traceback__ = None  # its frames hold channels, which close with their last reference
+            let_go(error)
             self._hang_up()
             drop_unreduced(self.stages)
             if known is error:

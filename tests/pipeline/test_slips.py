@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import mse_loss
 
-from minifsdp import pipeline
+from minifsdp import comm, pipeline
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.pipeline import PipelineStage, TensorChunkSpec
@@ -228,6 +230,46 @@ def a_weights_hooks_run_once_for_each_micro_batch() -> None:
     stage = PipelineStage(linear, dist.get_rank(), 2, "cpu")
     step(pipeline.ScheduleInterleavedZeroBubble([stage], MICROS, mse_loss), *rows())
     assert given == ready == [True] * MICROS
+
+
+@check(ranks=3, op=("send", "recv"), phase=("issue", "wait"))
+def a_rank_that_keeps_its_error_lets_go_of_its_connections(op: str, phase: str) -> None:
+    """The frames of an error hold what they worked with. The others hear of it all the same."""
+    seen: list[str] = []
+
+    @contextmanager
+    def observe(call: comm.Call, now: str) -> Iterator[None]:
+        if (call.op, now) == (op, phase):
+            seen.append(op)
+            if len(seen) == MICROS:
+                raise ArithmeticError("an observer's")
+        yield
+
+    schedule = pipeline.Schedule1F1B(
+        PipelineStage(nn.Linear(WIDTH, WIDTH), dist.get_rank(), 3, "cpu"), MICROS, mse_loss
+    )
+    if dist.get_rank() == 1:
+        comm.observers.append(observe)
+    try:
+        step(schedule, *rows())
+    except (ArithmeticError, pipeline.PipelineError) as error:
+        kept = error
+    finally:
+        comm.observers.clear()
+    comm.all_reduce(torch.zeros(1), comm.world()).wait()  # all have come here, and rank 1 still has its error
+    assert "an observer's" in str(kept)
+
+
+@check(ranks=2)
+def an_evaluation_in_inference_mode() -> None:
+    torch.manual_seed(1)
+    models, (x, target) = [nn.Linear(WIDTH, WIDTH) for _ in range(2)], rows()
+    stage = PipelineStage(models[dist.get_rank()], dist.get_rank(), 2, "cpu")
+    with torch.inference_mode():
+        losses = step(pipeline.Schedule1F1B(stage, MICROS, mse_loss), x, target, "eval")
+        expected = mse_loss(nn.Sequential(*models)(x), target)
+    if dist.get_rank() == 1:
+        torch.testing.assert_close(torch.stack(losses).mean(), expected)
 
 
 class Fails(nn.Linear):

@@ -106,24 +106,33 @@ def a_split_backward_under_autocast(shape: Any, dtype: torch.dtype) -> None:
         torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=0.01 if dtype == torch.bfloat16 else 1e-6)
 
 
-@check(ranks=2)
-def a_hook_may_change_the_gradient_of_a_loss_in_place() -> None:
-    """Every micro-batch's begins as the first one's does."""
-    rank = dist.get_rank()
-    stages = nn.ModuleList(usual() for _ in range(2)).double()
-    reference = copy.deepcopy(stages)
-    x, target = (torch.randn(MICROS, WIDTH, dtype=torch.float64) for _ in range(2))
+class Doubled(nn.Module):
+    """A loss with a parameter whose `.grad` becomes a view of the loss's gradient, which a hook doubles in place."""
 
-    def doubled(output: Tensor, target: Tensor) -> Tensor:
-        loss = loss_of(output, target)
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        loss = loss_of(output, target) + self.shift.reshape(())
         loss.register_hook(lambda gradient: gradient.mul_(2))
         return loss
 
-    (2 * loss_of(through(reference, x), target)).backward()
-    schedule = pipeline.Schedule1F1B(PipelineStage(stages[rank], rank, 2, "cpu"), MICROS, doubled)
-    schedule.step(*([x] if rank == 0 else []), target=target if rank == 1 else None)
-    for p, q in zip(stages[rank].parameters(), reference[rank].parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-12)
+
+@check(ranks=2)
+def each_micro_batch_begins_with_a_gradient_of_its_own() -> None:
+    rank = dist.get_rank()
+    stages, loss_fn = nn.ModuleList(usual() for _ in range(2)).double(), Doubled()
+    reference = copy.deepcopy(stages)
+    x, target = (torch.randn(MICROS, WIDTH, dtype=torch.float64) for _ in range(2))
+    schedule = pipeline.Schedule1F1B(PipelineStage(stages[rank], rank, 2, "cpu"), MICROS, loss_fn)
+    for number in (1, 2):
+        schedule.step(*([x] if rank == 0 else []), target=target if rank == 1 else None)
+        (2 * loss_of(through(reference, x), target)).backward()
+        for p, q in zip(stages[rank].parameters(), reference[rank].parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-12)
+        if rank == 1:
+            assert loss_fn.shift.grad.item() == 2 * number
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)
