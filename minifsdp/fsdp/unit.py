@@ -166,7 +166,7 @@ class Unit(ABC):
     def refresh(self) -> None:
         """A step begins: leaves are trained as their parameters are, which may have been frozen or thawed."""
         wanted = self.view.trained
-        if wanted != self._wanted:
+        if wanted != [leaf.requires_grad for leaf in self.leaves]:  # also where a user has changed a leaf
             self._train(wanted)
 
     def check_unchanged(self) -> None:  # noqa: B027
@@ -211,7 +211,6 @@ class Unit(ABC):
         """Let these leaves get a gradient."""
         for leaf, each in zip(self.leaves, wanted, strict=True):
             leaf.requires_grad_(each)
-        self._wanted = wanted
         self.trained = [index for index, each in enumerate(wanted) if each]
 
 

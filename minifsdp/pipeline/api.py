@@ -28,8 +28,8 @@ def _plan_of(order: Callable[..., Any], stages: Sequence[PipelineStage], micros:
     wrong = next((s for s in stages if s.num_stages != ranks * len(stages)), None)
     if wrong is not None:
         raise ValueError(
-            f"{wrong.num_stages} stages on {ranks} ranks with {len(stages)} here: each rank has as many, "
-            f"{ranks * len(stages)} in all"
+            f"num_stages={wrong.num_stages}, and {ranks} ranks with {len(stages)} each, as here, have "
+            f"{ranks * len(stages)}: give all ranks equally many stages"
         )
     return [list(order(rank, ranks, micros, *more)) for rank in range(ranks)]
 

@@ -12,6 +12,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from minifsdp.private import is_traceable_wrapper_subclass
+
 HEADER = 256  # int64 numbers
 _DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8),
@@ -35,6 +37,16 @@ Boundary: TypeAlias = tuple[Passed, ...]
 
 
 def boundary_of(tensors: Sequence[Tensor]) -> Boundary:
+    """
+    Raises:
+        TypeError: a tensor cannot be sent as it is.
+    """
+    for t in tensors:
+        if is_traceable_wrapper_subclass(t) or t.layout is not torch.strided or t.is_nested or t.dtype not in _DTYPES:
+            kind = f"{t.dtype}, {t.layout}" if type(t) is Tensor else type(t).__name__
+            raise TypeError(
+                f"a stage passes a tensor that cannot be sent ({kind}): pass dense ones, of a DTensor its part"
+            )
     return tuple(Passed(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
 
 

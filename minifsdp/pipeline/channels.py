@@ -110,8 +110,8 @@ class Channels:
         agreed = self.boundaries.setdefault((stage, trains), found)
         if in_words(agreed) != in_words(found):
             raise ValueError(
-                f"stage {stage} passes {in_words(found)} where it has passed {in_words(agreed)} before: micro-batches "
-                "have to be of one shape in all steps; cut the batch into equal parts, or make another schedule for it"
+                f"stage {stage} passes {in_words(found)} where it has passed {in_words(agreed)} before: a stage passes "
+                "the same shapes and dtypes in all steps; cut the batch into equal parts, or make another schedule"
             )
         if agreed != found:
             raise ValueError(

@@ -47,15 +47,19 @@ class Failures:
     def _cause_of(self, error: BaseException, where: str) -> str | None:
         """The failure of another rank that is behind this error; None if it is this rank's own."""
         if _is_broken(error):
-            self.failed = self._found() or f"another rank has gone away, while rank {self.rank} was at {where}"
+            self.failed = (
+                self._found() or f"a neighbour of rank {self.rank} ended without a word, while that was at {where}"
+            )
+            self._leave_word()  # the next ranks need not look for it as long
             return self.failed
         self.failed = f"rank {self.rank} at {where}: {type(error).__name__}: {error}"
-        try:
+        self._leave_word()
+        return None
+
+    def _leave_word(self) -> None:
+        with suppress(RuntimeError):  # the rank with the store is gone, too
             if self._store.add("failures", 1) == 1:
                 self._store.set("cause", self.failed)
-        except RuntimeError:  # the rank with the store is gone, too
-            pass
-        return None
 
     def _found(self) -> str:
         """The cause, as the first rank that failed has written it."""

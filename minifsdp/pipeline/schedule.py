@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm
+from minifsdp.comm import Group
 from minifsdp.pipeline.actions import Action, Plan, check_complete, stages_of
 from minifsdp.pipeline.boundary import Boundary, boundary_of
 from minifsdp.pipeline.channels import Channels
@@ -41,7 +42,8 @@ class Schedule:
         pipeline_order: of each rank its actions by time unit, None where it is idle.
 
     Raises:
-        ValueError: the plan is incomplete, or not for these stages; its messages would not arrive in order.
+        ValueError: the plan is incomplete, not for these stages, or another than other ranks have; its messages would
+            not arrive in order.
         RuntimeError: it is a deadlock.
     """
 
@@ -63,6 +65,7 @@ class Schedule:
         if len(plan) != first.group_size:
             raise ValueError(f"a plan for {len(plan)} ranks on {first.group_size}: give each rank a list of actions")
         check_order(plan)
+        _check_same(plan, self.group)
         self.simulation = simulate(plan, SLOTS)
         for stage in self.stages:
             check_wrapped(stage.submod)
@@ -167,6 +170,7 @@ class Schedule:
         self, batch_of: Callable[..., Batch], args: Any, kwargs: Any, target: Any, losses: list[Tensor] | None
     ) -> Any:
         self.failures.check()
+        self.executor.at = self.executor.actions[0]
         try:
             micros, (args_spec, kwargs_spec, merge_spec) = self.n_microbatches, self.specs
             specs = args_spec if args else None, kwargs_spec if kwargs else None  # all ranks may be given the same
@@ -205,6 +209,20 @@ class Schedule:
             weight.close()
         for stage in self.stages:
             stage.forget()
+
+
+def _check_same(plan: Plan, group: Group) -> None:
+    """
+    Raises:
+        ValueError: another rank has another plan; on all ranks.
+    """
+    plans = comm.gather_objects(str(plan), group)
+    different = [rank for rank, each in enumerate(plans) if each != plans[0]]
+    if different:
+        raise ValueError(
+            f"ranks {different} have another plan than rank 0: make the same schedule on all ranks, with as many "
+            "micro-batches"
+        )
 
 
 def _said(stages: Sequence[PipelineStage]) -> dict[int, Boundary]:

@@ -200,6 +200,22 @@ def gathered_by_hand_after_a_step() -> None:
     assert_same(((n, local(p)) for n, p in model.named_parameters()), _trained(reference, 2), 0.0)
 
 
+@check(before=(True, False))
+def what_is_frozen_while_it_is_gathered_trains_on(before: bool) -> None:
+    """The flag of a leaf ends with it: from the next forward on, that of the sharded parameter counts."""
+    model: Any = nn.Sequential(ours.fully_shard(nn.Linear(4, 4)), nn.Linear(4, 4))
+    ours.fully_shard(model)
+    if not before:
+        model(torch.ones(2, 4)).sum().backward()
+        model.zero_grad()
+    model[0].unshard()
+    model[0].weight.requires_grad_(False)
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+        assert all(p.requires_grad and p.grad is not None for p in model.parameters())
+        model.zero_grad()
+
+
 def _trained(model: Any, steps: int) -> Any:
     for _ in train(model, steps, optimizer=lambda params: torch.optim.SGD(params, 0.5)):
         pass

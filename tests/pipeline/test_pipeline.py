@@ -282,7 +282,7 @@ def stages_that_do_not_fit_are_refused() -> None:
     rank = dist.get_rank()
     with pytest.raises(ValueError, match="stage 2 of 2"):
         PipelineStage(nn.Identity(), 2, 2, "cpu")
-    with pytest.raises(ValueError, match="3 stages on 2 ranks"):
+    with pytest.raises(ValueError, match="num_stages=3, and 2 ranks with 1 each, as here, have 2"):
         pipeline.ScheduleGPipe(PipelineStage(nn.Identity(), rank, 3, "cpu"), 2)
     with pytest.raises(
         ValueError, match=rf"rank {rank} has stages \[{rank}\] in this plan, and was given \[{1 - rank}\]"

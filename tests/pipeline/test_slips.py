@@ -14,6 +14,7 @@ from in_stages import InStages
 from on_ranks import Checks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import mse_loss
 
 from minifsdp import comm, pipeline
@@ -258,6 +259,60 @@ def a_rank_that_keeps_its_error_lets_go_of_its_connections(op: str, phase: str) 
         comm.observers.clear()
     comm.all_reduce(torch.zeros(1), comm.world()).wait()  # all have come here, and rank 1 still has its error
     assert "an observer's" in str(kept)
+
+
+@check(ranks=4)
+def a_rank_that_ends_without_a_word_is_looked_for_once() -> None:
+    """Its neighbour waits for a word that does not come. What it then says itself, the others find at once."""
+    rank, cause = dist.get_rank(), ""
+    schedule = pipeline.Schedule1F1B(PipelineStage(nn.Linear(WIDTH, WIDTH), rank, 4, "cpu"), MICROS, mse_loss)
+    if rank == 3:
+        schedule.channels.close()
+    else:
+        with pytest.raises(pipeline.PipelineError) as caught:
+            step(schedule, *rows())
+        cause = str(caught.value)
+    found = comm.gather_objects(cause, comm.world())
+    assert found[0] == found[1] == found[2]
+    assert found[2].startswith("a neighbour of rank 2 ended without a word, while that was at 2")
+
+
+@check(ranks=2)
+def ranks_with_other_schedules_say_so_before_anything_is_connected() -> None:
+    stage = PipelineStage(nn.Linear(WIDTH, WIDTH), dist.get_rank(), 2, "cpu")
+    kinds = pipeline.ScheduleGPipe, pipeline.Schedule1F1B
+    with pytest.raises(
+        ValueError, match=r"^ranks \[1\] have another plan than rank 0: make the same schedule on all ranks"
+    ):
+        kinds[dist.get_rank()](stage, MICROS, mse_loss)
+
+
+class Passes(nn.Linear):
+    """Its output as something else."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Any:
+        return self.change(super().forward(x)) if dist.get_rank() == 0 else super().forward(x)
+
+
+STRANGERS: dict[str, Any] = {
+    "DTensor": lambda y: DTensor.from_local(y, init_device_mesh("cpu", (dist.get_world_size(),))),
+    "torch.sparse_coo": lambda y: y.to_sparse(),
+    "torch.quint8": lambda y: torch.quantize_per_tensor(y, 0.1, 0, torch.quint8),
+}
+
+
+@check(ranks=2, kind=STRANGERS)
+def what_cannot_be_sent_is_refused(kind: Any) -> None:
+    stage = PipelineStage(Passes(kind), dist.get_rank(), 2, "cpu")
+    says = (
+        r"a stage passes a tensor that cannot be sent \(.*(DTensor|torch.sparse_coo|torch.quint8).*\): pass dense ones"
+    )
+    with pytest.raises((TypeError, pipeline.PipelineError), match=says):
+        step(pipeline.Schedule1F1B(stage, MICROS, mse_loss), *rows())
 
 
 @check(ranks=2)
