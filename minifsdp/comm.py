@@ -176,16 +176,11 @@ def _issue(op: str, function: str, payload: Tensor, group: Group, /, *args: Any,
 
 def _message(op: str, function: str, tensor: Tensor, peer: int, group: Group) -> Handle:
     info, _ = GroupInfo.of(op, tensor, group)
-    if _is_watched() or gloo.wanted() == "native":
+    if link is not None or observers or _logs or gloo.wanted() == "native":
         return _start(info, op, function, tensor, partial(getattr(dist, function), tensor, None, group, 0, peer))
     info.calls += 1
     parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return Handle(None, getattr(group, op)([parts], peer, 0))
-
-
-def _is_watched() -> bool:
-    """True if calls need a description."""
-    return link is not None or bool(observers) or bool(_logs)
 
 
 def _start(
@@ -197,7 +192,7 @@ def _start(
     label: Label | None = None,
 ) -> Handle:
     order, info.calls = info.calls, info.calls + 1
-    if not _is_watched():
+    if link is None and not observers and not _logs:
         return Handle(None, collective())  # saves the description, which costs as much as the message
     call = Call(op, function, info.name, order, payload.nbytes, info.ranks, payload.dtype, label)
     for log in _logs:

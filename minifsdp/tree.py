@@ -37,10 +37,10 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """The same tree with every tensor changed; containers are copied, not written to."""
+    if isinstance(tree, Tensor):
+        return change(tree)
     recurse = partial(map_tensors, change)
     match tree:
-        case Tensor():
-            return change(tree)
         case PackedSequence():
             order = {key: recurse(getattr(tree, key)) for key in ("sorted_indices", "unsorted_indices")}
             return tree._replace(data=change(tree.data), **order)  # batch_sizes stays on CPU
