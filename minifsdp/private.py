@@ -121,9 +121,9 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
 
 
 def run_backward(outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    """`torch.autograd.backward` without its checks in Python that shapes and dtypes fit; the engine has its own.
+    """`torch.autograd.backward` without its checks of shapes and dtypes in Python, which the engine repeats.
 
-    They cost a quarter of what a pipeline adds to a step on the host. Megatron-LM calls the engine directly, too
+    They are a tenth of what a pipeline adds to a step on the host. Megatron-LM calls the engine directly, too
     (`custom_backward` in megatron/core/pipeline_parallel/schedules.py).
     """
     _engine_run_backward(
