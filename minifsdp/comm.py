@@ -177,7 +177,9 @@ def _issue(op: str, function: str, payload: Tensor, group: Group, /, *args: Any,
 def _message(op: str, function: str, tensor: Tensor, peer: int, group: Group) -> Handle:
     info, _ = GroupInfo.of(op, tensor, group)
     if link is not None or observers or _logs or gloo.wanted() == "native":
-        return _start(info, op, function, tensor, partial(getattr(dist, function), tensor, None, group, 0, peer))
+        call = partial(getattr(dist, function), tensor, group=group)
+        keyword = "group_dst" if op == "send" else "group_src"
+        return _start(info, op, function, tensor, partial(call, **{keyword: peer}))
     info.calls += 1
     parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return Handle(None, getattr(group, op)([parts], peer, 0))
