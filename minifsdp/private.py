@@ -157,7 +157,7 @@ def made_since(tensor: Tensor, nodes: int) -> bool:
 
 
 def version_of(tensor: Tensor) -> int:
-    """The number of in-place changes; 0 for what `torch.inference_mode` has made, where nobody counts them."""
+    """The number of in-place changes; 0 for an inference tensor, because torch does not count them."""
     return 0 if tensor.is_inference() else tensor._version
 
 
