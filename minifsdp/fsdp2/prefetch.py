@@ -37,6 +37,13 @@ class ListedPrefetch(PrefetchSchedule):
         for each in self.forward_lists.get(unit, []):
             self.gather(each)
 
+    def pre_backward(self, unit: Unit) -> None:
+        """As in torch, the unit is copied out before the next is gathered, which then has room in the buffer's memory."""
+        self.gather(unit)
+        self.issue_reduction()
+        unit.wait_gather()
+        super().pre_backward(unit)
+
     def issue_backward(self, unit: Unit) -> None:
         if unit in self.backward_lists:
             ahead, self.ahead = self.ahead, [*self.backward_lists[unit][::-1], unit]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.profiler import record_function
 
 from minifsdp import device
@@ -19,6 +20,7 @@ from minifsdp.course.watch.storages import storages_in
 from minifsdp.private import memory_snapshot, record_memory_history
 
 WARM_UP = 2  # steps before the measured ones: one creates the optimizer's state, one lets caches settle
+WATCHDOG_SECONDS = 0.3  # NCCL's watchdog checks ten times a second which collectives have finished
 MEASURED = 2  # steps over which the peak is taken on CUDA
 WINDOWS = 6  # steps on CPU, each with a peak of its own; the lowest counts
 
@@ -55,6 +57,7 @@ def _on_cpu(build: Callable[[], Trainer], batch: Batch, where: torch.device) -> 
 
 
 def _on_cuda(build: Callable[[], Trainer], batch: Batch, where: torch.device) -> dict[str, int]:
+    _let_go_of_collectives(where)
     torch.cuda.empty_cache()
     empty = device.memory_stats(where)
     record_memory_history(True)
@@ -62,7 +65,7 @@ def _on_cuda(build: Callable[[], Trainer], batch: Batch, where: torch.device) ->
         trainer = build()
         for _ in range(WARM_UP):
             take_step(trainer, batch, where)
-        device.synchronize(where)
+        _let_go_of_collectives(where)
         torch.cuda.reset_peak_memory_stats(where)
         warm, since = device.memory_stats(where), time.time_ns() // 1000
         for _ in range(MEASURED):
@@ -78,6 +81,19 @@ def _on_cuda(build: Callable[[], Trainer], batch: Batch, where: torch.device) ->
         "reserved_peak": full["reserved_peak"] - empty["reserved"],
         "alloc_retries": full["alloc_retries"] - warm["alloc_retries"],
     }
+
+
+def _let_go_of_collectives(where: torch.device) -> None:
+    """Free the tensors of finished collectives for which nobody has waited by `Work.wait`.
+
+    Torch's DDP waits for futures instead. NCCL's process group then keeps the tensors until its watchdog has noticed
+    the end of the collective, and frees them in the next one (`shelvesToUnstash_` in torch's ProcessGroupNCCL.hpp).
+    Among them are DDP's first buckets, which it replaces after one backward.
+    """
+    device.synchronize(where)
+    time.sleep(WATCHDOG_SECONDS)
+    dist.all_reduce(torch.zeros(1, device=where))
+    device.synchronize(where)
 
 
 def own_peak(trace: Sequence[Mapping[str, Any]], since: int) -> int:
