@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
+from string import ascii_uppercase
 from typing import Any
 
 from tools.records import Part, Record
 
-NOT_RUN = "not run"
+NOT_RUN, NONE = "not run", "none"
 NO_RECORDS = "Nothing has run on a GPU yet: there are no records."
 _SHARE = "sharing|on one GPU"
 WORLDS = {  # name in the table -> what a line that names such a world has in it
@@ -24,6 +25,10 @@ RUNGS = (  # of minifsdp.course.ladder.rungs, which needs torch
     "fsdp2", "fsdp2-hold",
 )  # fmt: skip
 
+COLUMNS = (
+    "ms: median time of a step; model: the device model's time; MiB: allocated memory at the peak of a step; hidden: "
+    "communication concurrent with computation."
+)
 SHARED_TIMES = (
     "Ranks that share a GPU compete for it and send over loopback: such times compare rows and say nothing more."
 )
@@ -107,23 +112,36 @@ def _retries(figures: Mapping[str, Any]) -> str:
 
 
 def _steps(records: Sequence[Record]) -> str:
-    """A row per way to train that has run; "" if none has.
+    """A row per way to train that has run, columns per run, which a letter names; "" if none has.
 
-    Two columns per step benchmark, and two per ladder: its steps, and the communication under compute.
+    Of a step benchmark: times, the device model's and peaks; of a ladder: times, and the communication under compute.
+    A column without a single figure is left out.
     """
     columns: dict[str, dict[str, str]] = {}
-    for record, results in _parts(records, "step"):
-        for each in _runs(results):
-            place = f"{_name(record)}, {_short(each['world'])}"
-            for heading, key in (("median, ms", "median"), ("device model, ms", "model_seconds")):
-                columns[f"{place}: {heading}"] = {row["name"]: _ms(row[key]) for row in each["contestants"]}
-    for record, results in _parts(records, "ladder"):
-        place, rungs = f"{_name(record)}, {_short(results['world'])}, ladder", results["rungs"]
-        columns[f"{place}: median, ms"] = {rung["name"]: _ms(median(rung["step_seconds"])) for rung in rungs}
-        columns[f"{place}: communication under compute"] = {rung["name"]: _share(rung["overlap"]) for rung in rungs}
+    for (_, _, results), letter in zip(_timed(records), ascii_uppercase, strict=False):
+        if "rungs" in results:
+            rows = results["rungs"]
+            columns[f"{letter}: ms"] = {row["name"]: _ms(median(row["step_seconds"])) for row in rows}
+            columns[f"{letter}: hidden"] = {row["name"]: _share(row["overlap"]) for row in rows}
+        else:
+            rows = results["contestants"]
+            columns[f"{letter}: ms"] = {row["name"]: _ms(row["median"]) for row in rows}
+            columns[f"{letter}: model, ms"] = {row["name"]: _ms(row["model_seconds"]) for row in rows}
+            columns[f"{letter}: MiB"] = {row["name"]: _mib(row.get("bytes")) for row in rows}
+    columns = {heading: column for heading, column in columns.items() if set(column.values()) != {NONE}}
     names = [name for name in (*TORCHS, *RUNGS) if any(name in column for column in columns.values())]
     rows = [[f"`{name}`", *(column.get(name, NOT_RUN) for column in columns.values())] for name in names]
     return _table(["one training step", *columns], rows) if rows else ""
+
+
+def _timed(records: Sequence[Record]) -> Iterator[tuple[Record, str, dict[str, Any]]]:
+    """Every run with times, and its command: step benchmarks (on all ranks, on one alone) and ladders."""
+    for record, results in _parts(records, "step"):
+        for run in (results, results.get("alone")):
+            if run:
+                yield record, "bench", run
+    for record, results in _parts(records, "ladder"):
+        yield record, "ladder", results
 
 
 def _parts(records: Sequence[Record], name: str) -> Iterator[tuple[Record, dict[str, Any]]]:
@@ -133,28 +151,29 @@ def _parts(records: Sequence[Record], name: str) -> Iterator[tuple[Record, dict[
             yield record, part.results
 
 
-def _runs(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of the step benchmark: that on all ranks, and that on one alone, if there is one."""
-    return [each for each in (results, results.get("alone")) if each]
-
-
 def _ms(seconds: float | None) -> str:
-    return "none" if seconds is None else f"{1e3 * seconds:.3g}"
+    return NONE if seconds is None else f"{1e3 * seconds:.3g}"
+
+
+def _mib(peaks: Mapping[str, int] | None) -> str:
+    return f"{peaks['allocated_peak'] / 2**20:.0f}" if peaks else NONE
 
 
 def _share(overlap: float | None) -> str:
-    return "none" if overlap is None else f"{overlap:.0%}"
+    return NONE if overlap is None else f"{overlap:.0%}"
 
 
 def _notes(records: Sequence[Record]) -> Iterator[str]:
-    timed = [*_parts(records, "step"), *_parts(records, "ladder")]
-    if any(re.search(_SHARE, _short(results["world"])) for _, results in timed):
+    timed = list(_timed(records))
+    for (record, command, run), letter in zip(timed, ascii_uppercase, strict=False):
+        model = f"; model: {run['model_says']}" if "model_says" in run else ""
+        yield f"{letter}: `minifsdp {command}`, {_name(record)}, {_short(run['world'])}{model}."
+    if timed:
+        yield COLUMNS
+    if any(re.search(_SHARE, _short(run["world"])) for _, _, run in timed):
         yield SHARED_TIMES
     for record in records:
         name = _name(record)
-        if step := record.passed("step"):
-            for run in _runs(step.results):
-                yield f"{name}, {_short(run['world'])}, device model: {run['model_says']}."
         for part, each in record.parts.items():
             if each.state != "passed":
                 yield f"{name}: `{part}` {each.state}: {each.reason}."

@@ -38,7 +38,7 @@ class ListedPrefetch(PrefetchSchedule):
             self.gather(each)
 
     def pre_backward(self, unit: Unit) -> None:
-        """As in torch, the unit is copied out before the next is gathered, which then has room in the buffer's memory."""
+        """The unit is copied out before the next one is gathered, as in torch: that gather reuses the buffer."""
         self.gather(unit)
         self.issue_reduction()
         unit.wait_gather()

@@ -18,7 +18,7 @@ from minifsdp.course.ladder.rungs import RUNGS
 from minifsdp.course.watch import records
 from minifsdp.course.watch.records import show_record
 from tools.records import PARTS, Part, RecordError, find_records, parse_record, read_record
-from tools.worlds_table import NO_RECORDS, NOT_RUN, SHARED_TIMES, TORCHS, WORLDS, worlds_table
+from tools.worlds_table import COLUMNS, NO_RECORDS, NOT_RUN, SHARED_TIMES, TORCHS, WORLDS, worlds_table
 from tools.worlds_table import RUNGS as ROWS
 
 ROOT = Path(__file__).parents[2]
@@ -198,14 +198,16 @@ def test_a_record_fills_what_it_has_measured_and_nothing_else(folder: Path) -> N
     assert own == [NOT_RUN] * 6
     assert shared == ["Made-up 7 × 1", "2", "2.stub", "0.stub", NOT_RUN, "5, 0"]
     assert fake == ["Made-up 7 × 1", "rank 0", "2.stub", "0.stub", "75%", NOT_RUN]  # (10 + 8 - 12) of 8
-    assert rows["fsdp-limit"] == ["11", "none", "2.9", "2.1", "30", "62%"]
-    assert rows["torch-fsdp1"] == ["12.3", "none", *[NOT_RUN] * 4]
+    assert rows["fsdp-limit"] == ["11", "2.9", "2.1", "30", "62%"]
+    assert rows["torch-fsdp1"] == ["12.3", *[NOT_RUN] * 4]
     assert "torch-ddp" not in rows  # nothing has trained so
     notes = [line for line in table.splitlines() if line.startswith("* ")]
     assert notes == [
+        "* A: `minifsdp bench`, Made-up 7 × 1, 2 ranks over NCCL, sharing cuda:0; model: no model of it.",
+        "* B: `minifsdp bench`, Made-up 7 × 1, 1 rank over NCCL, a GPU each; model: the model says.",
+        "* C: `minifsdp ladder`, Made-up 7 × 1, 2 ranks over NCCL, sharing cuda:0.",
+        f"* {COLUMNS}",
         f"* {SHARED_TIMES}",
-        "* Made-up 7 × 1, 2 ranks over NCCL, sharing cuda:0, device model: no model of it.",
-        "* Made-up 7 × 1, 1 rank over NCCL, a GPU each, device model: the model says.",
         "* Made-up 7 × 1: `doctor` failed: exit code 1: the link is down.",
         "* Made-up 7 × 1: `labs` skipped: not installed here: nbval.",
     ]
@@ -220,7 +222,9 @@ def test_two_records_stand_side_by_side(folder: Path) -> None:
     (record,) = find_records(folder)
     rows = cells(worlds_table([record, replace(record, gpu="Made-up 8")]))
     assert [row[0] for row in rows].count("NCCL, several ranks on one GPU") == 2
-    assert {len(row) for row in rows[len(WORLDS) + 2 :]} == {1 + 2 * (2 + 2 + 2)}
+    assert {len(row) for row in rows[len(WORLDS) + 2 :]} == {
+        1 + 2 * (1 + 2 + 2)
+    }  # the model has no time for ranks that share a GPU
 
 
 def test_what_no_part_has_measured_has_no_column(folder: Path) -> None:
