@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,9 @@ from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.launch import RankError
 from minifsdp.course.launch.world import is_first, tell
 from minifsdp.course.system.whole_files import UndeliveredError
+
+if TYPE_CHECKING:
+    from minifsdp.course.ladder.run import Plan
 
 DEFAULT = Settings()
 OTHERS = {axis: Settings.on(axis) for axis in AXES if axis != DEFAULT.axis}
@@ -88,7 +91,6 @@ def ladder(
     Example: minifsdp ladder --ranks 4 --rungs ddp,fsdp,fsdp-limit --link latency=200us,bandwidth=1GB/s
     """
     from minifsdp.course.ladder import run as course
-    from minifsdp.course.ladder.tables import ladder_table
 
     names = None if rungs is None else tuple(name.strip() for name in rungs.split(",") if name.strip())
     ranks = ranks_asked_for(ranks, DEFAULT.ranks)
@@ -103,6 +105,14 @@ def ladder(
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
     tell(plan.world)
+    _run(plan)
+
+
+def _run(plan: Plan) -> None:
+    """Climb as planned, with a progress bar, and print the results."""
+    from minifsdp.course.ladder import run as course
+    from minifsdp.course.ladder.tables import ladder_table
+
     with cleaning_up(), progress_bar(shown=is_first()) as bar:
         task = bar.add_task("starting", total=None)
 
@@ -121,9 +131,14 @@ def ladder(
     if record is not None:
         console = new_console()
         console.print(ladder_table(record))
-        on_gpu = ", allocator.png, snapshots (pytorch.org/memory_viz opens them)" if plan.world.gpus else ""
-        lanes = "pipeline.png" if axis == "pipeline" else "timeline.png"
-        pictures = f"memory.png, memory.gif, {lanes}, explore.html (open it in a browser){on_gpu}"
-        console.print(f"{out}: ladder.json, {pictures} and {len(record['rungs'])} traces (ui.perfetto.dev opens them)")
+        console.print(_files(plan, len(record["rungs"])))
         for name, fault in plan.left_out.items():
             console.print(f"left out: {name} ({fault})")
+
+
+def _files(plan: Plan, traces: int) -> str:
+    """A line that names the files of a ladder."""
+    on_gpu = ", allocator.png, snapshots (pytorch.org/memory_viz opens them)" if plan.world.gpus else ""
+    lanes = "pipeline.png" if plan.settings.axis == "pipeline" else "timeline.png"
+    pictures = f"memory.png, memory.gif, {lanes}, explore.html (open it in a browser){on_gpu}"
+    return f"{plan.out}: ladder.json, {pictures} and {traces} traces (ui.perfetto.dev opens them)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress
@@ -28,6 +28,9 @@ from minifsdp.course.launch.world import is_first, tell
 from minifsdp.course.system.whole_files import UndeliveredError
 from minifsdp.course.train.folder import CheckpointError, latest
 from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, STRATEGIES, Settings
+
+if TYPE_CHECKING:
+    from minifsdp.course.train import Plan
 
 DEFAULT = Settings()
 
@@ -116,7 +119,6 @@ def train(
     Example: minifsdp train --strategy full --ranks 2 --checkpoint runs/one --every 20; later, add --resume
     """
     from minifsdp.course import train as course
-    from minifsdp.course.train.report import summary
 
     settings = Settings(
         strategy=strategy,
@@ -151,15 +153,24 @@ def train(
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
     tell(plan.world)
+    _run(plan)
+
+
+def _run(plan: Plan) -> None:
+    """Train as planned, with a progress bar, and print the results."""
+    from minifsdp.course import train as course
+    from minifsdp.course.train.report import summary
+
+    settings = plan.settings
     with cleaning_up(), progress_bar(shown=is_first()) as bar, _failures(settings, bar):
-        task = bar.add_task("starting", total=steps, completed=plan.step)
+        task = bar.add_task("starting", total=settings.steps, completed=plan.step)
 
         def show(step: int, steps: int, loss: float) -> None:
             speed = bar.tasks[0].speed
-            rate = "" if speed is None else f", {speed * batch * context:,.0f} tokens/s"
+            rate = "" if speed is None else f", {speed * settings.batch * settings.context:,.0f} tokens/s"
             bar.update(task, description=f"loss {loss:.4f}{rate}", completed=step)
 
         record = course.run(plan, show)
     if record is not None:
         new_console().print(summary(record))
-        print(f"{out}: train.json and loss.png")
+        print(f"{plan.out}: train.json and loss.png")
