@@ -37,6 +37,7 @@ class State:
         make_schedule: creates the schedule of the tree under this state; None: `ListedPrefetch`, or `ListedHost` if the
             host computes.
         keeper: releases buffers in the tree under this state that another stream reads last.
+        gathers: the one of the tree's gathers, if this is the root.
         reductions: the smallest limit for the number of reductions in progress in the tree.
         forward_list, backward_list: the groups to gather before this one is computed; None: determined by the order.
 
@@ -56,6 +57,7 @@ class State:
         self.root: State | None = None
         self.make_schedule: Callable[[Sequence[Unit]], SyncSchedule] | None = None
         self.keeper: type[Held] | type[Recorded] = Held
+        self.gathers: Held | Recorded = Held()
         self.reductions = 1
         self.forward_list: list[State] | None = None
         self.backward_list: list[State] | None = None
@@ -92,10 +94,10 @@ class State:
                 )
         if self.decides and self.unit is not None:
             self.unit.reshard_after_forward = False
-        gathers, reductions = self.keeper(), self.keeper()
+        self.gathers, reductions = self.keeper(), self.keeper()
         for state in states:
             if state.unit is not None:
-                state.unit.gathers, state.unit.reductions = gathers, reductions
+                state.unit.gathers, state.unit.reductions = self.gathers, reductions
         self._name(states)
         self._groups = [state for state in states if len(state.modules) > 1]
         self.engine = Engine(units_of(states), self.schedule())
@@ -191,6 +193,7 @@ class State:
             self.unit.keep()
             engine.after(self.unit, output)
         if self.is_root and not engine.backward_runs:  # a checkpoint's recomputation ends early, by an error of torch's
+            self.gathers.clear()  # the buffer of the last gather: the loss, which may need much memory, comes next
             engine.end()
             if raised:  # modules show their shards again
                 for unit in engine.passes:

@@ -37,7 +37,6 @@ ACTIVATIONS = {
         "1f1b-fsdp2": [2411008, 1291924, 2411008, 1291924],
     },
 }
-GRADIENTS_PEAK = {"pipeline": {"1f1b-fsdp2": [2344704, 2337284, 2344704, 2337284]}}
 
 
 @pytest.mark.parametrize("axis", ACTIVATIONS)
@@ -49,8 +48,6 @@ def test_a_gpu_keeps_what_is_predicted(axis: str) -> None:
     for name, rung in AXES[axis].rungs.items():
         held = [rung.predict(sizes, replace(setting, rank=rank), settings.limit) for rank in range(4)]
         assert [vars(each)["activations"] for each in held] == ACTIVATIONS[axis][name], name
-        if name in (peaks := GRADIENTS_PEAK.get(axis, {})):
-            assert [each.gradients_peak for each in held] == peaks[name], name
 
 
 def test_what_attention_keeps() -> None:

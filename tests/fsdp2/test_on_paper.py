@@ -8,6 +8,7 @@ from functools import partial
 from unittest.mock import patch
 
 import pytest
+from torch import Tensor
 
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import RUNGS, Trainer, one_by_one
@@ -15,8 +16,10 @@ from minifsdp.course.launch import launch
 from minifsdp.course.machine import A100, record_steps, replay
 from minifsdp.course.machine.program import Program
 from minifsdp.course.machine.replay import Run
+from minifsdp.device import free
 from minifsdp.fsdp import PrefetchSchedule
 from minifsdp.fsdp2 import Held, Recorded
+from minifsdp.fsdp2.hooks import state_of
 from minifsdp.fsdp2.prefetch import ListedPrefetch
 
 SETTINGS = Settings(ranks=2, layers=8, width=128)
@@ -83,6 +86,36 @@ def test_a_copy_out_before_the_next_gather_saves_a_buffer(runs: dict[str, Run]) 
     block = sum(p.numel() for p in SETTINGS.model().blocks[0].parameters()) * 4
     assert runs["held"].peak("allocated") - runs["held, copied out first"].peak("allocated") == block
     assert runs["held, copied out first"].peak("active") == runs["held, copied out first"].peak("allocated")
+
+
+class Noted(Held):
+    """Holds on CPU, too, where nothing runs behind."""
+
+    def keep(self, buffer: Tensor) -> None:
+        self._kept.append((buffer, None))
+
+    def clear(self) -> None:
+        for buffer, _ in self._kept:
+            free(buffer)
+        self._kept.clear()
+
+
+def held_in_and_after_forward() -> list[int]:
+    trainer = one_by_one(SETTINGS.model(), 2, schedule=PrefetchSchedule, keeper=Noted)
+    during: list[int] = []
+    state = state_of(trainer.model)
+    state.start()
+    keeper = state.gathers
+    assert isinstance(keeper, Noted)
+    trainer.model.head.register_forward_hook(lambda *_: during.append(len(keeper._kept)))
+    trainer.model(*next(SETTINGS.batches()))
+    return [*during, len(keeper._kept)]
+
+
+def test_no_buffer_of_a_gather_is_held_after_forward() -> None:
+    """The last gather of forward is followed by none before backward, which may come much later."""
+    with patch.dict("os.environ", MINIFSDP_DEVICE="cpu"):
+        assert launch(held_in_and_after_forward, 2, backend="gloo") == [[1, 0]] * 2
 
 
 def test_neither_costs_time(runs: dict[str, Run]) -> None:

@@ -146,8 +146,6 @@ def fsdp2(units: Sequence[Sequence[Shape]], setting: Setting) -> Bytes:
         left = sum(each.leaves for each in buffers[number + 1 :])
         peak = max(peak, left + means + unit.leaves + unit.packed, left + means + unit.packed + unit.reducing)
         means += unit.mean
-    if setting.runs_behind:  # the last buffer gathered is given back when the first backward ends
-        peak = max(peak, sum(each.leaves for each in buffers) + buffers[-1].whole)
     return replace(held, unsharded_peak=sum(unit.whole for unit in buffers), gradients_peak=peak)
 
 
