@@ -14,8 +14,8 @@ POISON = -77.0  # of memory that nobody has written to yet: every dtype holds it
 
 
 def numbers(shape, dtype=torch.float32, first=1):
-    """Small whole numbers, such that every dtype holds them exactly."""
-    return ((torch.arange(prod(shape)) + first) % 113 + 1).to(dtype).view(shape)
+    """Odd numbers above 256, which float32 holds exactly and bfloat16 does not, cast to a dtype."""
+    return ((torch.arange(prod(shape)) + first) % 113 * 2 + 257).to(dtype).view(shape)
 
 
 def pieces_of(whole, ranks, dim):
@@ -28,6 +28,14 @@ def pieces_of(whole, ranks, dim):
 def width_of(shape, ranks, dim):
     """Elements of a piece, padding included."""
     return prod(shape) // max(1, shape[dim]) * -(-shape[dim] // ranks)
+
+
+def through_bf16(values):
+    """What is left of values that were cast to bfloat16 on their way."""
+    return values.bfloat16().to(values.dtype)
+
+
+THROUGH_BF16 = "the values have passed through a narrower dtype: cast once, to the dtype of the buffer"
 
 
 def shares_memory(part, whole):
@@ -57,22 +65,38 @@ def cut_cases(variant):
 
 @check("12.1")
 def check_cut(answer, variant):
-    """Pieces as `torch.chunk` cuts them, views of the parameter, and empty ones on ranks that are left without."""
+    """Shards as `torch.chunk` returns them, views of the parameter, and empty ones on the ranks past the end."""
     for shape, ranks, dim in cut_cases(variant):
         whole = numbers(shape)
         for rank in range(ranks):
             piece_of(answer, whole, ranks, rank, dim)
         expect(f"{list(shape)} over {ranks} ranks, the parameter afterwards", whole, numbers(shape))
     for shape, ranks, dim in (((4, 5), 2, 1), ((2, 3, 4), 3, 2)):
-        try:
-            got = answer(numbers(shape), ranks, ranks - 1, dim)
-        except ValueError:
+        refusals = [refusal(answer, numbers(shape), ranks, rank, dim) for rank in range(ranks)]
+        if refusals == [None] * ranks:
             continue
-        raise AnswerError(
-            f"{list(shape)} over {ranks} ranks along dimension {dim}: expected a ValueError, got {describe(got)}\n"
-            "likely slip: along another dimension than 0 pieces of different lengths are refused, as in torch: pieces "
-            "interleave in memory there, and padding would leave no contiguous view"
+        rank, got = next((rank, each) for rank, each in enumerate(refusals) if each)
+        slip = (
+            "along dimensions other than 0, shards of different lengths are refused, as in torch: shards interleave in "
+            "memory there, and padding would leave no contiguous view"
         )
+        if None in refusals:
+            slip = "every rank refuses the parameter: if only some of them raise, the others wait for them forever"
+        raise AnswerError(
+            f"rank {rank}, {list(shape)} over {ranks} ranks along dimension {dim}: expected a ValueError, {got}\n"
+            f"likely slip: {slip}"
+        )
+
+
+def refusal(answer, *given):
+    """None if the answer raises a ValueError, otherwise what it does instead."""
+    try:
+        got = answer(*given)
+    except ValueError:
+        return None
+    except Exception as error:
+        return f"it raises {error!r}"
+    return f"got {describe(got)}"
 
 
 def piece_of(answer, whole, ranks, rank, dim):
@@ -82,11 +106,11 @@ def piece_of(answer, whole, ranks, rank, dim):
     try:
         got = answer(whole, ranks, rank, dim)
     except Exception as error:
-        slip = "a rank behind the end has a piece of no elements; `chunk` returns fewer than N parts then"
+        slip = "a rank past the end has an empty shard; `chunk` returns fewer than N parts then"
         if dim == 0 and length % ranks and isinstance(error, ValueError):
-            slip = "along dimension 0 any length will do: only other dimensions have to divide evenly"
+            slip = "along dimension 0, any length will do: only other dimensions must be divisible by N"
         elif wanted.numel():
-            slip = "this piece is there, and `narrow` or a slice gets it"
+            slip = "this shard has elements, and `narrow` or a slice returns them"
         raise AnswerError(f"rank {rank}, {where}: it raises {error!r}\nlikely slip: {slip}") from error
     rows, flat = -(-length // ranks), whole.flatten()
     each = length // ranks
@@ -94,26 +118,26 @@ def piece_of(answer, whole, ranks, rank, dim):
     padded = torch.cat([wanted, wanted.new_zeros(*shape[:dim], rows - wanted.shape[dim], *shape[dim + 1 :])], dim)
     elements = flat[rank * -(-flat.numel() // ranks) :][: -(-flat.numel() // ranks)]
     slips = {
-        "`tensor_split` evens lengths out; `chunk` gives every rank ceil(length / N) rows as long as there are any": (
+        "`tensor_split` evens lengths out; `chunk` gives every rank ceil(length / N) rows until none are left": (
             whole.tensor_split(ranks, dim)[rank]
         ),
-        "the rows that are left over make the *first* pieces longer, not the last one": rest,
-        "the padding is no part of the piece: it is put in where pieces travel": padded,
-        "every N-th row: a piece is contiguous along the dimension that is cut": whole[rank::ranks],
-        "cut by elements, as a flat parameter is: here a row stays together": elements,
-        "an empty piece has the other dimensions of the parameter, too": whole.new_empty(0),
-        "it is to be cut along `dim`": pieces_of(whole, ranks, 0)[rank],
+        "the remaining rows make the *first* shards longer, not the last one": rest,
+        "the padding is not a part of the shard: it exists only in the buffers": padded,
+        "every N-th row: a shard is contiguous along the dimension that is split": whole[rank::ranks],
+        "split by elements, as a flat parameter is: here, rows are never split": elements,
+        "an empty shard has the other dimensions of the parameter, too": whole.new_empty(0),
+        "the parameter is split along `dim`": pieces_of(whole, ranks, 0)[rank],
     }
-    slip = "a rank behind the end has a piece of no elements, and not the last rows once more"
+    slip = "a rank past the end has an empty shard, and not the last rows once more"
     if wanted.numel():
         slip = "rank r begins at row r · ceil(length / N)"
     if not isinstance(got, Tensor):
         raise AnswerError(f"rank {rank}, {where}: expected a tensor, got {describe(got)}\nlikely slip: {slip}")
-    expect(f"piece of {where}", got, wanted, rank=rank, slips=slips, slip=slip)
+    expect(f"shard of {where}", got, wanted, rank=rank, slips=slips, slip=slip)
     if wanted.numel() and not shares_memory(got, whole):
         raise AnswerError(
-            f"rank {rank}, piece of {where}: expected a view of the parameter, got a copy\n"
-            "likely slip: a copy to the piece has to reach the parameter (12.3): `narrow`, `chunk` and slices are "
+            f"rank {rank}, shard of {where}: expected a view of the parameter, got a copy\n"
+            "likely slip: what is written to the shard has to reach the parameter: `narrow`, `chunk` and slices are "
             "views"
         )
 
@@ -173,7 +197,7 @@ def named(group, ranks):
 
 @check("12.2")
 def check_copy_in(answer, variant):
-    """Each piece at the front of its column, in this rank's row and nowhere else; the row goes into the gather."""
+    """Each shard at the beginning of its column, in this rank's row and nowhere else; the row goes into the gather."""
     for ranks, group, gap, dtype in settings(variant):
         wholes = wholes_of(group, variant)
         sizes, starts = layout(group, ranks, gap)
@@ -201,42 +225,41 @@ def packed_row(answer, place, group, wholes, sizes, starts, wanted, tight):
     for (shape, _), start, size, piece in zip(group, starts, sizes, pieces, strict=False):
         column, n = buffer[rank, start : start + size], piece.numel()
         slips = {
-            "columns are as wide as the first rank's piece, on all ranks: a short piece leaves the end of its column": (
+            "columns are as wide as the first rank's shard on all ranks: a short shard leaves the end of its column": (
                 tight[rank, start : start + n]
             ),
+            THROUGH_BF16: through_bf16(wanted[rank, start : start + n]),
             "nothing has been written here: an assignment to a name copies nothing": torch.full_like(
                 column[:n], POISON
             ),
         }
         if 0 < n < size and same(column[size - n :], wanted[rank, start : start + n]):
-            slips["padding comes after the piece, not before it"] = column[:n].clone()
-        slip = "a piece's elements go in row-major order to the front of its column, in the buffer's dtype"
+            slips["padding comes after the shard, not before it"] = column[:n].clone()
+        slip = "the elements of a shard go in row-major order to the beginning of its column, in the buffer's dtype"
         expect(
-            f"piece of {list(shape)} in the buffer {where}",
+            f"shard of {list(shape)} in the buffer {where}",
             column[:n],
             wanted[rank, start : start + n],
             rank=rank,
             slips=slips,
             slip=slip,
         )
-    if not isinstance(row, Tensor):
+    if not isinstance(row, Tensor) or row.ndim != 1:
         raise AnswerError(f"rank {rank} {where}: expected the row [S], got {describe(row)}")
     expect(
         f"elements of the row {where}",
         row.numel(),
         sum(sizes),
         rank=rank,
-        slips={"the gap travels, too: it makes the share a multiple of 16 bytes": sum(sizes[:-1])},
-        slip="ranks send equal shares: the whole row, padding included",
+        slips={"the gap is sent, too: it makes the row a multiple of 16 bytes": sum(sizes[:-1])},
+        slip="all ranks send equally much: the entire row, including padding",
     )
     if not shares_memory(row, gathered) or row.storage_offset() != rank * sum(sizes):
         raise AnswerError(
             f"rank {rank} {where}: expected a view of the buffer's row {rank}, got other memory\n"
-            "likely slip: the gather works in place, so that its input is a part of its output"
+            "likely slip: the gather works in place: its input is a part of its output"
         )
-    expect(
-        f"pieces afterwards {where}", pieces, given, rank=rank, slip="the shards are the optimizer's: read them only"
-    )
+    expect(f"shards afterwards {where}", pieces, given, rank=rank, slip="the optimizer owns the shards: only read them")
 
 
 @check("12.3")
@@ -255,7 +278,7 @@ def check_copy_out(answer, variant):
             with torch.no_grad():
                 answer(gathered, params, dims, list(sizes), ranks)
         except RuntimeError as error:
-            slip = "the last pieces are short, or not there at all: copy the first elements of a row, as many as fit"
+            slip = "the last shards are short or empty: copy the first elements of a row, as many as fit"
             raise AnswerError(f"{where}: it raises {error}\nlikely slip: {slip}") from error
         for i, (whole, start, dim) in enumerate(zip(wholes, starts, dims, strict=False)):
             values_of(given[i], whole, gathered, (ranks, start, sizes[i], dim), where)
@@ -268,12 +291,12 @@ def check_copy_out(answer, variant):
             )
         behind = [m[p.numel() :] for m, p in zip(memory, given, strict=True)]
         expect(
-            f"the memory behind the parameters {where}",
+            f"the memory after the parameters {where}",
             [bool((each == POISON + 1).all()) for each in behind],
             [True] * len(behind),
             slip="copied more than the parameter has",
         )
-        expect(f"the buffer afterwards {where}", gathered, before, slip="it is read here, not written to")
+        expect(f"the buffer afterwards {where}", gathered, before, slip="the buffer is read here, not written to")
 
 
 def values_of(got, whole, gathered, place, where):
@@ -282,19 +305,22 @@ def values_of(got, whole, gathered, place, where):
     column = gathered.view(ranks, -1)[:, start : start + size]
     as_rows = column.flatten()[: whole.numel()].view(whole.shape)
     parameter_order = gathered[ranks * start :][: whole.numel()]
+    untouched = torch.full_like(whole, POISON + 1)
     slips = {
-        "nothing has arrived: `=` gives a name to another tensor, `copy_` writes": torch.full_like(whole, POISON + 1),
-        "the buffer is in rank order: row r has rank r's piece of *every* parameter": (
+        "nothing has arrived: `=` only names another tensor, `reshape` of a non-contiguous view is a copy": untouched,
+        "the buffer is in rank order: row r has rank r's shard of *every* parameter": (
             parameter_order.view(whole.shape) if parameter_order.numel() == whole.numel() else None
         ),
     }
+    if whole.dtype == torch.float32:
+        slips[THROUGH_BF16] = through_bf16(whole)
     if dim:
-        slips["along another dimension pieces interleave: the parameter's chunk r along `dim` is row r"] = as_rows
-    slip = "chunk r of the parameter is the front of row r of its column"
+        slips["along other dimensions, shards interleave: the parameter's chunk r along `dim` is row r"] = as_rows
+    slip = "chunk r of the parameter is the beginning of row r of its column"
     if bool((got == POISON).any()):
-        slip = "the padding was copied, too: a row's last elements, and the gap, belong to no parameter"
+        slip = "padding was copied, too: the last elements of a row, and the gap, belong to no parameter"
     elif bool((got == POISON + 1).any()):
-        slip = "some of the parameter was never written"
+        slip = "some of the parameter was never written; shards have ceil(length / N) rows, the last ones fewer"
     if whole.dtype == got.dtype and same(got, slips.get(next(reversed(slips)))):
         slip = None
     slips = {text: wrong for text, wrong in slips.items() if wrong is not None and not same(wrong, whole)}
@@ -317,10 +343,18 @@ def check_chunk_cat(answer, variant):
                 with torch.no_grad():
                     answer(packed, given, list(dims), list(sizes))
             except RuntimeError as error:
-                slip = "the last chunks are short, or not there at all: they fill the front of their row"
+                slip = "the last chunks are short or missing: they fill the beginning of their row"
                 raise AnswerError(f"{where}: it raises {error}\nlikely slip: {slip}") from error
             chunked(packed, wanted, gradients, group, (ranks, gap, fill), (sizes, starts), where)
             expect(f"gradients afterwards {where}", given, gradients, slip="gradients are read, not written to")
+    special = torch.tensor([float("inf"), 2.0, float("nan")])
+    packed = torch.full((2, 2), POISON)
+    answer(packed, [special], [0], [2, 0])
+    if not torch.equal(packed.nan_to_num(7.0), torch.tensor([[float("inf"), 2.0], [7.0, 0.0]]).nan_to_num(7.0)):
+        raise AnswerError(
+            f"a gradient {special.tolist()} over 2 ranks: got {packed.tolist()}\n"
+            "likely slip: infinities and NaNs are packed as they are, so that a check of the result finds them"
+        )
 
 
 def chunked(packed, wanted, gradients, group, place, columns, where):
@@ -330,23 +364,25 @@ def chunked(packed, wanted, gradients, group, place, columns, where):
     if bool(before.all()):
         expect(what, packed, wanted, slip="nothing was written: the buffer is filled in place")
     if bool(before.any()):
-        slip = "padding has to be zero, since it is reduced: in a chunk's end, for ranks without a chunk, in the gap"
+        slip = "padding must be zero, since it is reduced: after a short chunk, for ranks without a chunk, in the gap"
         if gap and bool((packed[:, -gap:] == 0).all()):
-            slip = "the gap is zero, and the ends of short columns are not: they are padding as well"
+            slip = "the gap is zero, but the ends of short columns are not: they are padding as well"
         expect(what, packed, wanted, slip=slip)
     if same(packed, tight) and not same(tight, wanted):
-        expect(what, packed, wanted, slip="columns are equally wide on all ranks: what is short is padded by itself")
+        expect(what, packed, wanted, slip="columns are equally wide on all ranks: each short chunk is padded by itself")
     if fill == fill and same(packed, wanted + fill):
         expect(what, packed, wanted, slip="added to what the memory held before: it is uninitialized")
     for (shape, dim), gradient, start, size in zip(group, gradients, columns[1], columns[0], strict=False):
         column, right = packed[:, start : start + size], wanted[:, start : start + size]
-        slip = "row r has the gradient's chunk r, at the front of its column"
+        slip = "row r has the gradient's chunk r, at the beginning of its column"
         if dim and same(column.flatten(), gradient.flatten().to(column.dtype)):
-            slip = "a gradient that is cut along `dim` has its chunks along it: they are not contiguous"
+            slip = "a gradient that is split along `dim` has its chunks along it: they are not contiguous"
         elif not dim and same(column, spread(gradient.tensor_split(ranks), right)):
-            slip = "`tensor_split` evens lengths out, and the pieces of parameters and gradients have to agree"
+            slip = "`tensor_split` evens lengths out, and the shards of parameters and gradients must agree"
         elif not dim and same(column, spread(list(gradient.flatten().chunk(ranks)), right)):
-            slip = "cut by elements: a chunk has whole rows, or the optimizer's shards get other elements' gradients"
+            slip = "split by elements: a chunk has whole rows; otherwise, shards get the gradients of other elements"
+        elif same(column, through_bf16(right)):
+            slip = THROUGH_BF16
         elif same(column, right / ranks):
             slip = "the mean is taken by the reduction, over the ranks; here nothing is divided"
         expect(f"gradient {list(shape)} in the buffer {where}", column, right, slip=slip)
@@ -470,8 +506,8 @@ def kept(log, buffer):
         "`record_stream` is what this replaces: the allocator would hold the memory back until it polls": [
             "record_stream on the reader"
         ],
-        "without an event the reader's end cannot be waited for": [],
-        "the owner is to wait, and later: the reader goes on": [recorded, "the reader waits for event 1"],
+        "an event marks the end of this reader; the stream's end, later, is behind other work as well": [],
+        "it is the owner that waits, and later: the reader goes on": [recorded, "the reader waits for event 1"],
         "the host must not wait: it runs ahead": [recorded, "the host waits"],
     }
     slip = "one event, behind the last reader, on the stream that is current now"
@@ -483,9 +519,9 @@ def given_back(log, first, second):
     what = "commands of a `give_back` of two buffers"
     for words, slip in (
         ("the host waits", "`synchronize` stops the host; `wait_event` puts the wait into the stream's queue"),
-        ("record_stream", "`device.free` records the stream; after the wait `resize_(0)` of the storage is enough"),
+        ("record_stream", "`device.free` calls `record_stream`; after the wait, `resize_(0)` of the storage is enough"),
         ("records", "an event of now is on the wrong stream: the reader's event was recorded in `keep`"),
-        ("freed", "first the wait, then the free: memory that is freed may be handed out at once"),
+        ("freed", "first the wait, then the free: freed memory may be reused at once"),
         ("the reader waits", "the stream that is current in `give_back` is the owner's: let that one wait"),
         ("another stream", "`device.current_stream(on)` is the owner's stream"),
     ):
@@ -536,7 +572,15 @@ def check_columns_of(answer, variant):
                 rows.append(one_row(answer, shapes, dims, ranks, itemsize))
     for what, got, wanted, slips in rows:  # a mistake explains all rows
         always = [text for text in slips if all(each[1] == each[3][text] for each in rows)]
-        expect(what, got, wanted, slip=next(iter(always), "a row's columns, then its gap, all in elements"))
+        expect(
+            what,
+            got,
+            wanted,
+            slip=next(
+                iter(always),
+                "a column has ceil(length / N) times the other lengths, all in elements, as is the gap",
+            ),
+        )
 
 
 def one_row(answer, shapes, dims, ranks, itemsize):
@@ -546,6 +590,8 @@ def one_row(answer, shapes, dims, ranks, itemsize):
     got = answer(list(shapes), list(dims), ranks, itemsize)
     if not isinstance(got, list | tuple):
         raise AnswerError(f"{where}: expected a list of sizes, got {describe(got)}")
+    if any(isinstance(size, float) for size in got):
+        raise AnswerError(f"{where}: expected whole numbers, got {got}\nlikely slip: `//` divides, `/` makes a float")
     sizes = wanted[:-1]
     used, step = sum(sizes), max(1, 16 // itemsize)
 
@@ -558,17 +604,20 @@ def one_row(answer, shapes, dims, ranks, itemsize):
         "sizes are in elements, 16 bytes are four of float32": [*sizes, -(used * itemsize) % 16],
         "a multiple of 16 *bytes*, not of 16 elements": [*sizes, -used % 16],
         "4 elements are 16 bytes for float32 alone": [*sizes, -used % 4],
-        "one gap at the end is enough: columns begin where the one before ends": [*(n + -n % step for n in sizes), 0],
-        "each rank's share is to be a multiple of 16 bytes; the whole buffer may be one by chance": [
+        "one gap at the end is enough: a column begins where the last one ends": [
+            *(n + -n % step for n in sizes),
+            0,
+        ],
+        "each row must be a multiple of 16 bytes; the entire buffer may be one by chance": [
             *sizes,
             -(used * ranks) % step,
         ],
-        "a column is as wide as the *largest* piece, the first rank's": closed(
+        "a column is as wide as the *largest* shard, the first rank's": closed(
             [prod(s) // s[d] * (s[d] // ranks) for s, d in zip(shapes, dims, strict=True)]
         ),
-        "rows stay whole: ceil(length / N) of them, not ceil(elements / N)": closed(
+        "rows are never split: ceil(length / N) of them, not ceil(elements / N)": closed(
             [-(-prod(s) // ranks) for s in shapes]
         ),
-        "the parameter is cut along `dim`": closed([width_of(s, ranks, 0) for s in shapes]),
+        "the parameter is split along `dim`": closed([width_of(s, ranks, 0) for s in shapes]),
     }
     return f"a row of {where}", list(got), wanted, slips

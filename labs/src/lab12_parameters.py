@@ -164,7 +164,7 @@ def cut(whole: Tensor, ranks: int, rank: int, dim: int = 0) -> Tensor:
 # %%
 norm = torch.arange(105)
 lengths = [cut(norm, 64, rank).numel() for rank in range(64)]
-slips = {"ceil(105 / 64) = 2 rows for each; 52 ranks have two, one has the last": 12, "64 ranks share 105 rows": 0}
+slips = {"ceil(105 / 64) = 2 rows: 52 ranks have two, and one has the last row": 12, "64 ranks share 105 rows": 0}
 outcome("12.1", lengths.count(0), how="computed", slips=slips)
 for shape, ranks, dim in (([5, 3], 2, 0), ([4], 3, 0), ([4, 6], 2, 1)):
     print(shape, "over", ranks, "ranks:", [list(cut(torch.zeros(shape), ranks, r, dim).shape) for r in range(ranks)])
@@ -228,8 +228,8 @@ print(*toy.view(2, 12).int().tolist(), sep="\n")
 # buffer. Here, a copy is inevitable, and so is a second buffer: while the copy runs, the gathered buffer and the
 # unsharded parameters exist at the same time.
 #
-# Predict: at the peak of a gather, how many bytes of gathered parameters does a rank hold per byte of the unit's
-# parameters? (With a flat parameter, the answer is 1.)
+# Predict: at the peak of a gather, how many buffers as large as the unit does a rank hold? (With a flat parameter, the
+# answer is 1.)
 
 # %%
 predict("12.3", ..., "buffers as large as the unit that a rank holds during the copy out")
@@ -270,8 +270,8 @@ print("copied out: w", whole[0].int().tolist(), "b", whole[1].int().tolist())
 # A frozen parameter gets no column. With flat parameters, this is not possible, because the gradient of a flat
 # parameter is as long as the entire unit.
 #
-# Predict: suppose that only the biases of this GPT are trained. A block has 134 thousand elements; about 1,200 of them
-# are in its six biases. How many times as many gradient bytes do flat units reduce as your units?
+# Predict: suppose that only the biases of this GPT are trained. A block has 133,665 elements; 1,155 of them are in its
+# six biases. Approximately how many times as many gradient bytes do flat units reduce as your units?
 
 # %%
 predict("12.4", ..., "bytes of gradients sent, flat over per-parameter, if only the biases are trained")
@@ -458,8 +458,8 @@ for name, (most, one) in gathers.items():
 assert gathers["flat"][0] == gathers["flat"][1]
 
 # %% [markdown]
-# The second buffer exists only until the copy out has finished. It hardly affects the peak of an entire step, because
-# memory peaks in the backward pass, when activations and gradients are allocated.
+# The second buffer exists only until the copy out has finished. The peak of an entire step is in the backward pass,
+# when activations and gradients are allocated, too; there, such a buffer adds a short spike of one unit (see below).
 #
 # ### Measured: flat versus per-parameter
 #
@@ -581,7 +581,8 @@ assert lines_of["bytes sent"][1:] == [sent] * 2
 # The cost of per-parameter sharding is the copies, and a second buffer in each gather. Flat units copy each gradient
 # once, into the flat gradient; per-parameter units also copy parameters into and out of each gather. The number of
 # *kernels* is a smaller problem: the package's three multi-tensor operators replace hundreds of calls to `copy_`
-# (compare the last two columns). The collectives are the same, and the bytes sent differ only by padding.
+# (compare the last two columns). It copies slightly more bytes than yours, because it also copies the padding. The
+# collectives are the same, and the bytes sent differ only by padding.
 #
 # Here, per-parameter sharding does not increase peak memory. A flat gradient is as large as its unit as soon as the
 # first parameter has a gradient, and the root's flat gradient is held from the start of the backward pass to its end.
@@ -849,7 +850,9 @@ print(f"{'MiB, model, not measured':26}{'allocated':>10}{'held back':>11}{'reser
 for name, run in runs.items():
     sizes = [size / MIB for size in (run.peak("allocated"), behind[name], run.peak("reserved"))]
     print(f"{name:26}{sizes[0]:10.1f}{sizes[1]:11.1f}{sizes[2]:10.1f}{run.seconds * 1e3:10.2f}  {len(run.hazards)}")
-print_wrapped(f"no wait: {runs['no wait'].hazards[0].text}")
+print_wrapped(
+    f"hazards: unordered accesses to the same memory; the first without a wait: {runs['no wait'].hazards[0].text}"
+)
 
 # %%
 plots.device_memory(
@@ -969,7 +972,7 @@ for n in WORLDS:
             f"{n:<6}" + "".join(f"{each[n]:14.4f}" for each in costs.values()) + "".join(f"{each:14}" for each in odd)
         )
 most = max(columns_of([(length,)], [0], n, 4)[-1] for length in range(1, 200) for n in (2, 3, 64))
-slips = {"elements have 4 bytes: 15 is no number of them": 15, "none is needed then": 16}
+slips = {"15 bytes are not a whole number of elements": 15, "a row that needs 16 bytes needs none": 16}
 outcome("12.6", 4 * most, how="computed", slips=slips)
 
 # %%
@@ -993,7 +996,8 @@ plots.lines(
 # Whether the gap helps depends on the sizes. On 8 or 16 ranks, the blocks of this model have aligned shards anyway;
 # only the root's shards are not aligned, because the vocabulary size is odd. On 7, 64 or 256 ranks, hardly any unit has
 # aligned shards, whether flat or per-parameter. (On 64 ranks, a LayerNorm's 768 elements leave 12 for each rank, which
-# is 24 bytes.) The cost is at most 15 bytes per rank and unit.
+# is 24 bytes.) On 1,000 ranks, all blocks of the flat layout are aligned, and without the gap, no unit is aligned
+# per parameter. The cost is at most 15 bytes per rank and unit.
 #
 # ### Measured: names and checkpoints unchanged
 #
@@ -1088,7 +1092,8 @@ assert all(equal)
 #
 # <details><summary>Answer</summary>
 #
-# The unused elements of a gathered row are never read, because the copy out skips them. A reduction sums all elements.
+# The unused elements of a gathered row, those of the gap included, are never read, because the copy out skips them. A
+# reduction sums all elements.
 # The sums of unused elements do not reach any parameter, but hooks and checks for infinities read them, and a single
 # NaN there would spoil the result.
 # </details>
@@ -1097,8 +1102,8 @@ assert all(equal)
 #
 # <details><summary>Answer</summary>
 #
-# Yes: nothing in 12.5 depends on the layout. The last reader of a flat buffer is the unit's computation, so the stream
-# that owns the buffer waits longer than it would for a copy out.
+# Yes: nothing in 12.5 depends on the layout. The last reader of a flat buffer is the unit's computation. So the memory
+# is held until the entire unit has been computed, and not only until a copy has finished.
 # </details>
 #
 # **4. For which optimizers would it be wrong to split a parameter between any two elements, as a flat parameter does?**

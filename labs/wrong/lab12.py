@@ -21,7 +21,7 @@ def cut(whole, ranks, rank, dim=0):
     return whole.chunk(ranks, dim)[rank]
 
 
-@wrong("12.1", "an empty piece has the other dimensions")
+@wrong("12.1", "an empty shard has the other dimensions")
 def cut(whole, ranks, rank, dim=0):
     """Gives ranks that are left without a tensor of no shape."""
     if dim and whole.shape[dim] % ranks:
@@ -30,7 +30,7 @@ def cut(whole, ranks, rank, dim=0):
     return parts[rank] if rank < len(parts) else whole.new_empty(0)
 
 
-@wrong("12.1", "make the *first* pieces longer")
+@wrong("12.1", "make the *first* shards longer")
 def cut(whole, ranks, rank, dim=0):
     """Leaves the rest to the last rank."""
     if dim and whole.shape[dim] % ranks:
@@ -40,7 +40,7 @@ def cut(whole, ranks, rank, dim=0):
     return whole.narrow(dim, rank * rows, rows if rank < ranks - 1 else length - rank * rows)
 
 
-@wrong("12.1", "where pieces travel")
+@wrong("12.1", "it exists only in the buffers")
 def cut(whole, ranks, rank, dim=0):
     """Pads the piece to the length of the first one."""
     length = whole.shape[dim]
@@ -55,7 +55,7 @@ def cut(whole, ranks, rank, dim=0):
     return torch.cat([piece, whole.new_zeros(missing)], dim)
 
 
-@wrong("12.1", "cut by elements, as a flat parameter is")
+@wrong("12.1", "split by elements, as a flat parameter is")
 def cut(whole, ranks, rank, dim=0):
     """Cuts the flattened parameter."""
     if dim and whole.shape[dim] % ranks:
@@ -69,12 +69,12 @@ def cut(whole, ranks, rank, dim=0):
 wrong("12.1", "padding would leave no contiguous view").diff("""
 Refuses nothing.
 - if dim and length % ranks:
--     raise ValueError(f"{length} rows along dimension {dim} do not make {ranks} equal pieces")
+-     raise ValueError(f"{length} rows along dimension {dim} do not make {ranks} equal shards")
 """)
-wrong("12.1", "along dimension 0 any length will do").diff("""
+wrong("12.1", "along dimension 0, any length will do").diff("""
 Refuses what does not divide along dimension 0, too.
 - if dim and length % ranks:
--     raise ValueError(f"{length} rows along dimension {dim} do not make {ranks} equal pieces")
+-     raise ValueError(f"{length} rows along dimension {dim} do not make {ranks} equal shards")
 + if length % ranks:
 +     raise ValueError
 """)
@@ -85,7 +85,7 @@ Copies the piece.
 """)
 
 
-@wrong("12.1", "it is to be cut along `dim`")
+@wrong("12.1", "the parameter is split along `dim`")
 def cut(whole, ranks, rank, dim=0):
     """Cuts along dimension 0 always."""
     if dim and whole.shape[dim] % ranks:
@@ -115,6 +115,23 @@ def cut(whole, ranks, rank, dim=0):
     return whole.narrow(dim, start, min(rows, length - start))
 
 
+wrong("12.1", "every rank refuses the parameter").diff("""
+Raises only on the rank whose shard is short.
+- if dim and length % ranks:
+-     raise ValueError(f"{length} rows along dimension {dim} do not make {ranks} equal shards")
+- start, end = min(rank * rows, length), min((rank + 1) * rows, length)
++ start, end = min(rank * rows, length), min((rank + 1) * rows, length)
++ if dim and end - start < rows:
++     raise ValueError
+""")
+wrong("12.1", "it raises AssertionError").diff("""
+Asserts instead of raising.
+- if dim and length % ranks:
+-     raise ValueError(f"{length} rows along dimension {dim} do not make {ranks} equal shards")
++ assert not dim or length % ranks == 0
+""")
+
+
 # 12.2
 
 wrong("12.2", "rank r packs into row r").diff("""
@@ -124,7 +141,7 @@ Packs into the first row.
 """)
 
 
-@wrong("12.2", "columns are as wide as the first rank's piece")
+@wrong("12.2", "columns are as wide as the first rank's shard")
 def copy_in(gathered, pieces, sizes, ranks, rank):
     """Packs one piece behind the other."""
     row = gathered.view(ranks, -1)[rank]
@@ -145,7 +162,7 @@ def copy_in(gathered, pieces, sizes, ranks, rank):
     return row
 
 
-@wrong("12.2", "padding comes after the piece")
+@wrong("12.2", "padding comes after the shard")
 def copy_in(gathered, pieces, sizes, ranks, rank):
     """Aligns pieces at the end of their columns."""
     row = gathered.view(ranks, -1)[rank]
@@ -163,7 +180,7 @@ def copy_in(gathered, pieces, sizes, ranks, rank):
     return row.clone()
 
 
-wrong("12.2", "the gap travels, too").diff("""
+wrong("12.2", "the gap is sent, too").diff("""
 Leaves the gap out of what it returns.
 - return row
 + return row[: row.numel() - sizes[-1]]
@@ -173,22 +190,48 @@ Returns nothing.
 - return row
 + return None
 """)
-wrong("12.2", "in row-major order to the front of its column").diff("""
+wrong("12.2", "in row-major order to the beginning of its column").diff("""
 Packs the pieces transposed.
 -     column[: piece.numel()].view(piece.shape).copy_(piece)
 +     column[: piece.numel()].copy_(piece.movedim(0, -1).flatten())
 """)
-wrong("12.2", "the optimizer's: read them only").diff("""
+wrong("12.2", "the optimizer owns the shards: only read them").diff("""
 Empties the pieces.
 -     column[: piece.numel()].view(piece.shape).copy_(piece)
 +     column[: piece.numel()].view(piece.shape).copy_(piece)
 +     piece.zero_()
 """)
 
+wrong("12.2", "passed through a narrower dtype").diff("""
+Casts to bfloat16 always.
+-     column[: piece.numel()].view(piece.shape).copy_(piece)
++     column[: piece.numel()].view(piece.shape).copy_(piece.bfloat16())
+""")
+wrong("12.2", "expected the row [S], got a tensor").diff("""
+Returns the row as a matrix.
+- return row
++ return row[None]
+""")
+
 # 12.3
 
 
-@wrong("12.3", "`=` gives a name to another tensor")
+@wrong("12.3", "`reshape` of a non-contiguous view is a copy")
+def copy_out(gathered, params, dims, sizes, ranks):
+    """Flattens the chunks of a parameter, which copies those along other dimensions."""
+    for whole, dim, column in zip(params, dims, gathered.view(ranks, -1).split(list(sizes), 1), strict=False):
+        for part, row in zip(whole.chunk(ranks, dim), column, strict=False):
+            part.reshape(-1).copy_(row[: part.numel()])
+
+
+wrong("12.3", "passed through a narrower dtype").diff("""
+Casts to bfloat16 on the way.
+-         part.copy_(row[: part.numel()].view(part.shape))
++         part.copy_(row[: part.numel()].view(part.shape).bfloat16())
+""")
+
+
+@wrong("12.3", "`=` only names another tensor")
 def copy_out(gathered, params, dims, sizes, ranks):
     """Builds the parameters and drops them."""
     for whole, dim, column in zip(params, dims, gathered.view(ranks, -1).split(list(sizes), 1), strict=False):
@@ -217,7 +260,7 @@ def copy_out(gathered, params, dims, sizes, ranks):
         start += ranks * size
 
 
-@wrong("12.3", "pieces interleave")
+@wrong("12.3", "shards interleave")
 def copy_out(gathered, params, dims, sizes, ranks):
     """Lays pieces one behind the other, whatever the dimension."""
     for whole, column in zip(params, gathered.view(ranks, -1).split(list(sizes), 1), strict=False):
@@ -245,7 +288,7 @@ Clears the buffer behind it.
 """)
 
 
-@wrong("12.3", "the padding was copied, too")
+@wrong("12.3", "padding was copied, too")
 def copy_out(gathered, params, dims, sizes, ranks):
     """Distributes rows evenly, so that padding lands inside."""
     for whole, dim, column in zip(params, dims, gathered.view(ranks, -1).split(list(sizes), 1), strict=False):
@@ -255,7 +298,7 @@ def copy_out(gathered, params, dims, sizes, ranks):
 
 # 12.4
 
-wrong("12.4", "in a chunk's end, for ranks without a chunk, in the gap").diff("""
+wrong("12.4", "after a short chunk, for ranks without a chunk, in the gap").diff("""
 Leaves padding as it was.
 - packed.zero_()
 """)
@@ -270,7 +313,7 @@ def chunk_cat(packed, gradients, dims, sizes):
             row[: part.numel()] = part.flatten()
 
 
-@wrong("12.4", "what is short is padded by itself")
+@wrong("12.4", "each short chunk is padded by itself")
 def chunk_cat(packed, gradients, dims, sizes):
     """Concatenates first, and pads behind all."""
     packed.zero_()
@@ -291,7 +334,7 @@ def chunk_cat(packed, gradients, dims, sizes):
             row[: part.numel()] = part.flatten()
 
 
-@wrong("12.4", "the pieces of parameters and gradients have to agree")
+@wrong("12.4", "the shards of parameters and gradients must agree")
 def chunk_cat(packed, gradients, dims, sizes):
     """Distributes rows evenly."""
     packed.zero_()
@@ -300,7 +343,7 @@ def chunk_cat(packed, gradients, dims, sizes):
             row[: part.numel()] = part.flatten()
 
 
-@wrong("12.4", "other elements' gradients")
+@wrong("12.4", "the gradients of other elements")
 def chunk_cat(packed, gradients, dims, sizes):
     """Cuts the flattened gradient."""
     packed.zero_()
@@ -324,7 +367,17 @@ Takes the mean before the sum.
 -         row[: part.numel()].view(part.shape).copy_(part)
 +         row[: part.numel()].view(part.shape).copy_(part / packed.shape[0])
 """)
-wrong("12.4", "they fill the front of their row").diff("""
+wrong("12.4", "passed through a narrower dtype").diff("""
+Casts to bfloat16 on the way.
+-         row[: part.numel()].view(part.shape).copy_(part)
++         row[: part.numel()].view(part.shape).copy_(part.bfloat16())
+""")
+wrong("12.4", "infinities and NaNs are packed as they are").diff("""
+Replaces NaNs and infinities.
+-         row[: part.numel()].view(part.shape).copy_(part)
++         row[: part.numel()].view(part.shape).copy_(part.nan_to_num())
+""")
+wrong("12.4", "they fill the beginning of their row").diff("""
 Copies short chunks to whole rows.
 -         row[: part.numel()].view(part.shape).copy_(part)
 +         row.view(part.shape).copy_(part)
@@ -393,7 +446,7 @@ def hold():
     return keep, give_back
 
 
-@wrong("12.5", "without an event the reader's end")
+@wrong("12.5", "an event marks the end of this reader")
 def hold():
     """Keeps the buffer, and waits for the reader's stream later."""
     kept = []
@@ -481,12 +534,23 @@ def hold():
     return keep, give_back
 
 
+wrong("12.5", "`device.free` calls `record_stream`").diff("""
+Frees with `record_stream`.
+-         buffer.untyped_storage().resize_(0)
++         device.free(buffer)
+""")
+
 # 12.6
 
 wrong("12.6", "the gap is the last entry").diff("""
 Has no gap.
 - return [*sizes, -sum(sizes) % max(1, 16 // itemsize)]
 + return sizes
+""")
+wrong("12.6", "`//` divides").diff("""
+Computes with floats.
+-     rows = -(-shape[dim] // ranks)
++     rows = float(-(-shape[dim] // ranks))
 """)
 wrong("12.6", "needs no gap").diff("""
 Adds a whole step where none is missing.
@@ -517,23 +581,23 @@ Aligns every column.
 +     sizes.append(size + -size % max(1, 16 // itemsize))
 + return [*sizes, 0]
 """)
-wrong("12.6", "the whole buffer may be one by chance").diff("""
+wrong("12.6", "the entire buffer may be one by chance").diff("""
 Aligns the whole buffer.
 - return [*sizes, -sum(sizes) % max(1, 16 // itemsize)]
 + return [*sizes, -(ranks * sum(sizes)) % max(1, 16 // itemsize)]
 """)
-wrong("12.6", "as wide as the *largest* piece").diff("""
+wrong("12.6", "as wide as the *largest* shard").diff("""
 Rounds down.
 -     rows = -(-shape[dim] // ranks)
 +     rows = shape[dim] // ranks
 """)
-wrong("12.6", "rows stay whole").diff("""
+wrong("12.6", "rows are never split").diff("""
 Cuts by elements.
 -     rows = -(-shape[dim] // ranks)
 -     sizes.append(rows * prod(shape[:dim]) * prod(shape[dim + 1 :]))
 +     sizes.append(-(-prod(shape) // ranks))
 """)
-wrong("12.6", "the parameter is cut along `dim`").diff("""
+wrong("12.6", "the parameter is split along `dim`").diff("""
 Cuts along dimension 0 always.
 -     rows = -(-shape[dim] // ranks)
 -     sizes.append(rows * prod(shape[:dim]) * prod(shape[dim + 1 :]))

@@ -20,20 +20,20 @@ from minifsdp.fsdp2.held import Held, Recorded
 @reference(
     "12.1",
     hints=(
-        "How long is a piece, if each but the last ones has the same length? Where does rank r's begin, and what if "
-        "that is behind the end?",
-        "`rows = -(-length // ranks)`. Both ends of the piece, rank · rows and (rank + 1) · rows, can lie behind the "
-        "end of the parameter: bound each by `length`. `whole.narrow(dim, start, length)` is a view, and takes a "
-        "length of 0.",
+        "How long is a shard, if all but the last ones have the same length? Where does the shard of rank r begin, and "
+        "what if this is past the end of the parameter?",
+        "`rows = -(-length // ranks)`. Both ends of the shard, rank · rows and (rank + 1) · rows, may be past the end "
+        "of the parameter: bound each by `length`. `whole.narrow(dim, start, length)` is a view; a length of 0 is "
+        "allowed.",
     ),
     forbids=(Cut.of, Cut.local),
 )
 def cut(whole: Tensor, ranks: int, rank: int, dim: int = 0) -> Tensor:
-    """A rank's piece of a parameter, as a view."""
+    """A rank's shard of a parameter, as a view."""
     length = whole.shape[dim]
     rows = -(-length // ranks)
     if dim and length % ranks:
-        raise ValueError(f"{length} rows along dimension {dim} do not make {ranks} equal pieces")
+        raise ValueError(f"{length} rows along dimension {dim} do not make {ranks} equal shards")
     start, end = min(rank * rows, length), min((rank + 1) * rows, length)
     return whole.narrow(dim, start, end - start)
 
@@ -41,14 +41,14 @@ def cut(whole: Tensor, ranks: int, rank: int, dim: int = 0) -> Tensor:
 @reference(
     "12.2",
     hints=(
-        "My row of the buffer is one N-th of it: `view` makes rows. `split(sizes)` cuts the row into columns.",
-        "A piece may have fewer elements than its column: copy to the front of it, `column[: piece.numel()]`, as a "
-        "view in the piece's shape. `copy_` casts. There is one more column than there are pieces.",
+        "`gathered.view(ranks, -1)` has a row for each rank. `split(sizes)` divides a row into columns.",
+        "A shard may have fewer elements than its column: copy it to the beginning, `column[: piece.numel()]`, viewed "
+        "in the shard's shape. `copy_` casts. There is one more column than there are shards.",
     ),
     forbids=(Gather.start, Rows.local),
 )
 def copy_in(gathered: Tensor, pieces: Sequence[Tensor], sizes: Sequence[int], ranks: int, rank: int) -> Tensor:
-    """Pack this rank's pieces into its row of the gather's buffer; returns the row [S]."""
+    """Pack this rank's shards into its row of the gather's buffer; returns the row [S]."""
     row = gathered.view(ranks, -1)[rank]
     for column, piece in zip(row.split(sizes), pieces, strict=False):
         column[: piece.numel()].view(piece.shape).copy_(piece)
@@ -58,8 +58,8 @@ def copy_in(gathered: Tensor, pieces: Sequence[Tensor], sizes: Sequence[int], ra
 @reference(
     "12.3",
     hints=(
-        "`gathered.view(ranks, -1).split(sizes, 1)` gives a column [N, size] for each parameter: row r of it is rank "
-        "r's piece. Which part of the parameter is that? You have cut it before.",
+        "`gathered.view(ranks, -1).split(sizes, 1)` gives a column [N, size] for each parameter: its row r is the "
+        "shard of rank r. Which part of the parameter is this? See 12.1.",
         "`whole.chunk(ranks, dim)` gives views of the parameter, in rank order; there may be fewer than N of them. Zip "
         "them with the rows of the column, and copy `row[: part.numel()].view(part.shape)` to each.",
     ),
@@ -76,10 +76,10 @@ def copy_out(gathered: Tensor, params: Sequence[Tensor], dims: Sequence[int], si
 @reference(
     "12.4",
     hints=(
-        "It is the way back: row r of a column gets the gradient's r-th chunk. What stays of the column is padding, "
-        "and a reduction reads it.",
+        "This reverses the copy out: row r of a column gets chunk r of the gradient. The rest of the column is "
+        "padding, and a reduction reads it.",
         "Fill `packed` with zeros first. Then, for each gradient and its column [N, size], zip `gradient.chunk(ranks, "
-        "dim)` with the rows, and copy each chunk to the front of its row.",
+        "dim)` with the rows, and copy each chunk to the beginning of its row.",
     ),
     forbids=(Gradients.pack, Gradients._by_rank, Cut.by_rank, Rows.columns),
 )
@@ -94,13 +94,13 @@ def chunk_cat(packed: Tensor, gradients: Sequence[Tensor], dims: Sequence[int], 
 @reference(
     "12.5",
     hints=(
-        "Two streams: the reader's is current when `keep` is called, the owner's when `give_back` is. What must stand "
-        "in the owner's queue before the memory may be written to again?",
-        "`keep` records an event on the current stream, and stores it with the buffer. `give_back` lets the current "
-        "stream `wait_event` for each, then `buffer.untyped_storage().resize_(0)`, and forgets all of them. Nothing "
-        "makes the host wait.",
+        "There are two streams: the reader's is current in `keep`, the owner's in `give_back`. What must be in the "
+        "owner's queue before the memory may be written to again?",
+        "`keep` records an event on the current stream, and stores it with the buffer. For each of them, `give_back` "
+        "calls `wait_event` of the current stream, then `buffer.untyped_storage().resize_(0)`; then it forgets all of "
+        "them. Nothing makes the host wait.",
     ),
-    forbids=(Held.keep, Held.give_back, Held.clear, Recorded.keep, device.free, device.record_stream),
+    forbids=(Held.keep, Held.give_back, Held.clear, Recorded.keep),
 )
 def hold() -> tuple[Callable[[Tensor], None], Callable[[torch.device], None]]:
     """Return `keep` and `give_back`, which share what is kept."""
@@ -121,8 +121,8 @@ def hold() -> tuple[Callable[[Tensor], None], Callable[[torch.device], None]]:
 @reference(
     "12.6",
     hints=(
-        "A column is as wide as the largest piece, the first rank's. What the gap has to be is a matter of bytes, and "
-        "what you return are elements.",
+        "A column is as wide as the largest shard, the first rank's. The condition for the gap is in bytes, but you "
+        "return numbers of elements.",
         "`ceil(shape[dim] / ranks)` times the product of the other lengths, for each. Then with `step = max(1, 16 // "
         "itemsize)` the gap is `-sum(sizes) % step`.",
     ),
