@@ -44,6 +44,8 @@ class UnitPass:
         missing: leaves without a gradient in this backward so far.
         calls: calls of a unit with frozen leaves whose inputs have not received their gradients yet.
         unreached: calls whose outputs have not received their gradients yet.
+        inner: a leaf has a gradient of a reentrant checkpoint inside the unit. Another one inside may follow, with a
+            further gradient of the same leaf, so the unit ends when the next one's turn comes.
         in_backward: True between the two turns.
         ended: True if both turns of this backward are over.
         owes: True if a backward has reached the unit since its last reduction.
@@ -63,7 +65,7 @@ class UnitPass:
     def begin(self) -> None:
         """A forward begins; the backward of an earlier one may still be to come."""
         self.missing = set(self.trained)
-        self.in_backward = False
+        self.in_backward = self.inner = False
 
     def restart(self) -> None:
         self.begin()
@@ -71,7 +73,7 @@ class UnitPass:
 
     @property
     def is_complete(self) -> bool:
-        return not (self.missing or self.calls or self.unreached)
+        return not (self.missing or self.calls or self.unreached or self.inner)
 
 
 class Turns:
@@ -232,6 +234,10 @@ class StepTurns:
             self.segment.restart()
             at_end_of_backward(self._end_segment)
         return self.segment
+
+    def note_gradient(self, unit_pass: UnitPass) -> None:
+        """A leaf of the unit has a gradient, of this backward or of a checkpoint's inside it."""
+        unit_pass.inner |= current_backward() != self.backward and unit_pass not in self.segment.expected
 
     def _end_segment(self) -> None:
         self.segment.finish()

@@ -20,7 +20,7 @@ from minifsdp.fsdp.schedules.sync import SyncSchedule
 from minifsdp.fsdp.torch_api.mixed_precision import cast_inputs
 from minifsdp.fsdp.unit import SHARDED, Unit
 from minifsdp.fsdp2.held import Held, Recorded
-from minifsdp.fsdp2.prefetch import ListedHost, ListedPrefetch, Lists
+from minifsdp.fsdp2.prefetch import ListedHost, ListedPrefetch
 from minifsdp.fsdp2.unit import ParamUnit
 from minifsdp.tree import map_tensors
 
@@ -38,7 +38,7 @@ class State:
             host computes.
         keeper: releases buffers in the tree under this state that another stream reads last.
         gathers: the one of the tree's gathers, if this is the root.
-        reductions: the smallest limit for the number of reductions in progress in the tree.
+        reductions: the smallest limit for the number of reductions in progress in the tree; None: the schedule's own.
         forward_list, backward_list: the groups to gather before this one is computed; None: determined by the order.
 
     Args:
@@ -58,7 +58,7 @@ class State:
         self.make_schedule: Callable[[Sequence[Unit]], SyncSchedule] | None = None
         self.keeper: type[Held] | type[Recorded] = Held
         self.gathers: Held | Recorded = Held()
-        self.reductions = 1
+        self.reductions: int | None = None
         self.forward_list: list[State] | None = None
         self.backward_list: list[State] | None = None
         self._to_run = set(modules)
@@ -120,23 +120,24 @@ class State:
 
     def schedule(self) -> SyncSchedule:
         """A schedule of the tree's units; where the host computes, on CPU, another than on a device with queues."""
-        states = self.tree()
-        units = units_of(states)
+        units = units_of(self.tree())
         if not units:
             return SyncSchedule(units)
-        made = self._schedule(states, units)
-        reductions = max(state.reductions for state in states)
-        if reductions > 1 and isinstance(made, OverlapSchedule):
-            made.reductions = reductions
-        return made
+        usual = ListedHost if units[0].device.type == "cpu" else ListedPrefetch
+        schedule = (self.make_schedule or usual)(units)
+        self.adjust(schedule)
+        return schedule
 
-    def _schedule(self, states: Sequence[State], units: Sequence[Unit]) -> SyncSchedule:
-        if self.make_schedule is not None:
-            return self.make_schedule(units)
-        forward: Lists = {s.unit: units_of(s.forward_list) for s in states if s.unit and s.forward_list is not None}
-        backward: Lists = {s.unit: units_of(s.backward_list) for s in states if s.unit and s.backward_list is not None}
-        kind = ListedHost if units[0].device.type == "cpu" else ListedPrefetch
-        return kind(units, forward, backward)
+    def adjust(self, schedule: SyncSchedule) -> None:
+        """Apply the user's lists and limits to the tree's schedule, which may have communication in progress."""
+        states = self.tree()
+        limits = [state.reductions for state in states if state.reductions is not None]
+        if isinstance(schedule, OverlapSchedule) and limits:
+            schedule.reductions = max(limits)
+        if isinstance(schedule, ListedPrefetch):
+            of = [(state.unit, state.forward_list, state.backward_list) for state in states if state.unit]
+            schedule.forward_lists = {unit: units_of(ahead) for unit, ahead, _ in of if ahead is not None}
+            schedule.backward_lists = {unit: units_of(ahead) for unit, _, ahead in of if ahead is not None}
 
     def restart(self) -> None:
         """Nothing of an earlier forward is left."""

@@ -189,7 +189,7 @@ class FSDPModule:
             raise ValueError(f"max_input_buffers must be a positive int, got {max_input_buffers}")
         for state in self._states(recurse):
             state.reductions = max_input_buffers
-        self._order_anew()
+        self._adjust()
 
     def set_post_optim_event(self, event: Any) -> None:
         """Let the next forward's gathers wait for this event instead of all that is queued by then.
@@ -219,17 +219,17 @@ class FSDPModule:
     def set_modules_to_forward_prefetch(self, modules: list[nn.Module]) -> None:
         """Gather these before this module computes in forward."""
         state_of(self).forward_list = _states_of(modules)
-        self._order_anew()
+        self._adjust()
 
     def set_modules_to_backward_prefetch(self, modules: list[nn.Module]) -> None:
         """Gather these before this module computes in backward, instead of the one that the order would have."""
         state_of(self).backward_list = _states_of(modules)
-        self._order_anew()
+        self._adjust()
 
-    def _order_anew(self) -> None:
+    def _adjust(self) -> None:
         state = state_of(self)
         if state.engine is not None and state.root is not None:
-            state.engine.schedule = state.root.schedule()
+            state.root.adjust(state.engine.schedule)
 
     # Parts
 

@@ -21,16 +21,16 @@ class ListedPrefetch(PrefetchSchedule):
 
     In forward the host runs ahead anyway.
 
-    Args:
-        units: all units.
+    Attributes:
         forward_lists: the lists for forward.
         backward_lists: the lists for backward.
     """
 
-    def __init__(self, units: Sequence[Unit], forward_lists: Lists, backward_lists: Lists) -> None:
+    def __init__(self, units: Sequence[Unit]) -> None:
         super().__init__(units)
         self.forward = False
-        self.forward_lists, self.backward_lists = forward_lists, backward_lists
+        self.forward_lists: Lists = {}
+        self.backward_lists: Lists = {}
 
     def issue_forward(self, unit: Unit) -> None:
         super().issue_forward(unit)
@@ -57,6 +57,6 @@ class ListedPrefetch(PrefetchSchedule):
 class ListedHost(ListedPrefetch, HostSchedule):
     """The same if the host computes: forward also gathers one unit ahead."""
 
-    def __init__(self, units: Sequence[Unit], forward_lists: Lists, backward_lists: Lists) -> None:
-        super().__init__(units, forward_lists, backward_lists)
+    def __init__(self, units: Sequence[Unit]) -> None:
+        super().__init__(units)
         self.forward = True

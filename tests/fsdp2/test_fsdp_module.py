@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from minifsdp import comm, device
+from minifsdp.fsdp2.hooks import state_of
 from minifsdp.fsdp2.prefetch import ListedPrefetch
 
 check = Checks(__name__)
@@ -508,7 +508,7 @@ def reductions_by_a_communicator_of_their_own() -> None:
 def as_many_packed_gradients_as_allowed(most: int) -> None:
     """On a device with queues."""
     model = shard_blocks(ours, gpt())
-    ours.use_schedule(model, partial(ListedPrefetch, forward_lists={}, backward_lists={}))
+    ours.use_schedule(model, ListedPrefetch)
     model.blocks[0].set_reduce_scatter_max_input_buffers(most)
     units, under_way = model._units(True), []
     model(*batch(0)).backward()
@@ -521,6 +521,39 @@ def as_many_packed_gradients_as_allowed(most: int) -> None:
         model.set_reduce_scatter_max_input_buffers(0)
     with pytest.raises(TypeError, match="must be an int, got bool"):
         model.set_reduce_scatter_max_input_buffers(True)
+
+
+@check(on_device=(True, False), reshard=(True, False), change=("list", "limit"))
+def a_change_inside_a_backward_loses_no_gradient(on_device: bool, reshard: bool, change: str) -> None:
+    """Reductions are due and in progress then."""
+    still, model = (shard_blocks(ours, gpt(), reshard_after_forward=reshard) for _ in range(2))
+    changes = []
+
+    def then(gradient: Tensor) -> None:
+        changes.append(change)
+        if change == "list":
+            model.blocks[0].set_modules_to_backward_prefetch([])
+        else:
+            model.set_reduce_scatter_max_input_buffers(2)
+
+    for each in (still, model):
+        if on_device:
+            ours.use_schedule(each, ListedPrefetch)
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, inputs, output: output.register_hook(then) and None)
+    assert_same(train(model), train(still), 0.0)
+    assert len(changes) == 3 * len(model.blocks)
+
+
+@check()
+def lists_keep_the_schedule() -> None:
+    """With its streams: new ones would have memory of their own in the caching allocator."""
+    model = shard_blocks(ours, gpt())
+    model(*batch(0)).backward()
+    schedule = state_of(model).engine.schedule
+    model.blocks[0].set_modules_to_forward_prefetch([model.blocks[2]])
+    assert state_of(model).engine.schedule is schedule
+    assert schedule.forward_lists == {state_of(model.blocks[0]).unit: [state_of(model.blocks[2]).unit]}
 
 
 @check()

@@ -44,9 +44,7 @@ WAYS: dict[str, Callable[..., Trainer]] = {
     "recorded, limited": RUNGS["fsdp2"].build,
     "recorded": partial(one_by_one, schedule=PrefetchSchedule, keeper=Recorded),
     "held": RUNGS["fsdp2-hold"].build,
-    "held, copied out first": partial(
-        one_by_one, schedule=partial(ListedPrefetch, forward_lists={}, backward_lists={}), keeper=Held
-    ),
+    "held, copied out first": partial(one_by_one, schedule=ListedPrefetch, keeper=Held),
     "careless": partial(one_by_one, schedule=PrefetchSchedule, keeper=Careless),
 }
 
