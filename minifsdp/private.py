@@ -131,9 +131,8 @@ def run_backward(outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None
     )
 
 
-def current_backward() -> int:
-    """A number for the backward that this thread is inside; -1: none."""
-    return int(torch._C._current_graph_task_id())
+current_backward: Callable[[], int] = torch._C._current_graph_task_id
+"""A number for the backward that this thread is inside; -1: none."""
 
 
 def in_backward() -> bool:

@@ -189,7 +189,8 @@ class Engine:
             self._begin_backward()
             if not unit_pass.ended:
                 self.turns.of(unit_pass).reach(unit_pass)  # no output has announced it
-        self.turns.note_gradient(unit_pass)
+        if private.current_backward() != self.turns.backward:
+            self.turns.note_inner(unit_pass)
         unit_pass.unit.take_gradient(index)
         unit_pass.missing.discard(index)
         if not unit_pass.missing:
