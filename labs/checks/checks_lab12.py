@@ -31,7 +31,7 @@ def width_of(shape, ranks, dim):
 
 
 def through_bf16(values):
-    """What is left of values that were cast to bfloat16 on their way."""
+    """The values after a cast to bfloat16 and back."""
     return values.bfloat16().to(values.dtype)
 
 

@@ -16,7 +16,6 @@ from minifsdp.course.launch import launch
 from minifsdp.course.machine import A100, record_steps, replay
 from minifsdp.course.machine.program import Program
 from minifsdp.course.machine.replay import Run
-from minifsdp.device import free
 from minifsdp.fsdp import PrefetchSchedule
 from minifsdp.fsdp2 import Held, Recorded
 from minifsdp.fsdp2.hooks import state_of
@@ -86,16 +85,11 @@ def test_a_copy_out_before_the_next_gather_saves_a_buffer(runs: dict[str, Run]) 
     assert runs["held, copied out first"].peak("active") == runs["held, copied out first"].peak("allocated")
 
 
-class Noted(Held):
-    """Holds on CPU, too, where nothing runs behind."""
+class Noted(Careless):
+    """Holds on CPU, too, where nothing runs behind and no wait is needed."""
 
     def keep(self, buffer: Tensor) -> None:
         self._kept.append((buffer, None))
-
-    def clear(self) -> None:
-        for buffer, _ in self._kept:
-            free(buffer)
-        self._kept.clear()
 
 
 def held_in_and_after_forward() -> list[int]:

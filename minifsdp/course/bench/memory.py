@@ -84,7 +84,7 @@ def _on_cuda(build: Callable[[], Trainer], batch: Batch, where: torch.device) ->
 
 
 def _let_go_of_collectives(where: torch.device) -> None:
-    """Free the tensors of finished collectives for which nobody has waited by `Work.wait`.
+    """Free the tensors of finished collectives without a `Work.wait`.
 
     Torch's DDP waits for futures instead. NCCL's process group then keeps the tensors until its watchdog has noticed
     the end of the collective, and frees them in the next one (`shelvesToUnstash_` in torch's ProcessGroupNCCL.hpp).
