@@ -86,7 +86,7 @@ def scatter_states(
             states that one shard cannot have.
     """
     result: dict[nn.Parameter, dict[str, Any]] = {p: {} for p in contents.held()}
-    for key in dict.fromkeys(key for state in saved for key in state):
+    for key in sorted({key for state in saved for key in state}, key=str):  # `fetch` may communicate
         values = {index: state[key] for index, state in enumerate(saved) if key in state}
         if all(has_elements(key, value, contents.shapes[index]) for index, value in values.items()):
             wholes = {index: fetch(value) for index, value in values.items()}

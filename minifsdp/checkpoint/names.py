@@ -48,6 +48,15 @@ class Names:
                 key = long + key.removeprefix(short)
         return key
 
+    def in_order(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+        """The optimizers in the order of their first parameters in the model: the same on all ranks."""
+        order = {p: index for index, p in enumerate(self.of_parameters)}
+        firsts = {
+            o: min((order.get(p, len(order)) for g in o.param_groups for p in g["params"]), default=0)
+            for o in optimizers
+        }
+        return sorted(firsts, key=firsts.__getitem__)
+
     def of_submodules(self, submodules: set[nn.Module], state: StateDict, keep_prefixes: bool) -> StateDict:
         """The part of `state` in these submodules, under their own names or the model's."""
         result: StateDict = {}

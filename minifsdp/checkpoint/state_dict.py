@@ -95,7 +95,7 @@ def get_optimizer_state_dict(
     names = Names(model)
     result: StateDict = {"state": {}, "param_groups": []}
     rank0_only, config = options.on_rank_0_only, options.form.optim_state_dict_config
-    for optim in optimizers:
+    for optim in names.in_order(optimizers):
         with initialized(optim) as state_dict:
             part = to_names(model, optim, state_dict, config, comm.world() if rank0_only else None)
         if part:
@@ -179,7 +179,7 @@ def set_optimizer_state_dict(
         )
     if "state" not in optim_state_dict:
         optim_state_dict = unflattened(optim_state_dict, optimizers, names)
-    for optim in optimizers:
+    for optim in names.in_order(optimizers):
         part = names.of_optimizer(optim, optim_state_dict, options.strict)
         optim.load_state_dict(from_names(model, optim, part, source=source))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
 import torch
@@ -122,3 +122,23 @@ def gather_lines(text: bytes, on: torch.device, group: comm.Group) -> list[list[
 def ranks_with(version: str, versions: tuple[str, ...]) -> str:
     ranks = [str(rank) for rank, other in enumerate(versions) if other == version]
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
+
+
+@torch.no_grad()
+def check_same_order(params: Sequence[Tensor], group: comm.Group) -> None:
+    """See that no rank lists the same values in another order: it would take the values of other parameters.
+
+    Raises:
+        RuntimeError: names the rank and the first parameter; the same error on every rank.
+    """
+    sums = torch.stack([local_of(p).abs().sum(dtype=torch.float64) for p in params])
+    gathered = sums.new_zeros(group.size(), len(params))
+    comm.all_gather(gathered.view(-1), sums, group).wait()
+    of_ranks = gathered.view(torch.int64).tolist()  # as bits: NaN equals itself
+    for rank, theirs in enumerate(of_ranks):
+        if theirs != of_ranks[0] and sorted(theirs) == sorted(of_ranks[0]):
+            first = next(i for i, pair in enumerate(zip(theirs, of_ranks[0], strict=True)) if len(set(pair)) > 1)
+            raise RuntimeError(
+                f"rank {rank} lists the parameters in another order than rank 0, from parameter {first} on: its values "
+                "would become those of other parameters. Give all ranks one order, such as that of model.parameters()"
+            )

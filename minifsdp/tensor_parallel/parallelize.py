@@ -68,7 +68,8 @@ def parallelize_module(
     _check_fused(targets)
     _check_tied(module, targets)
     names.update({target: name for name, target, _ in targets if name})
-    for _, target, style in targets:
+    order = {target: index for index, target in enumerate(module.modules())}  # rank 0's values come in this order
+    for _, target, style in sorted(targets, key=lambda each: order[each[1]]):
         parallelize_module(target, mesh, style, src_data_rank=src_data_rank)
     return module
 

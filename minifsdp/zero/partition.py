@@ -13,7 +13,7 @@ from minifsdp import comm, private
 from minifsdp.clip_grad import clip_grad_norm
 from minifsdp.comm import Group
 from minifsdp.ddp.bucketed import assign_buckets
-from minifsdp.ddp.sync import broadcast_from_rank_0, check_same_on_all_ranks, describe
+from minifsdp.ddp.sync import broadcast_from_rank_0, check_same_on_all_ranks, check_same_order, describe
 from minifsdp.ddp.unused import used_on_any_rank
 from minifsdp.local_parts import check_replicated, groups_of
 from minifsdp.zero.bucket import Bucket
@@ -36,15 +36,14 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
     Attributes:
         param_groups: the caller's groups. LR schedulers write to them, and the next step reads them.
         inner: the `optimizer_class` instance. Its parameters are the shards or, in a bucket of which only some
-            parameters have had gradients, the parameters' parts of the shard. `inner.state` is this rank's 1 / N of the
-            state.
+            parameters have had gradients, the parameters' parts of the shard. `inner.state` is this rank's 1 / N.
         buckets: in the order of communication: group by group, each in reverse order of its parameters.
 
     Raises:
         ValueError: there are no parameters, a parameter occurs twice, or arguments are wrong (as in torch); parameters
             are on several or unsupported devices; or the optimizer needs whole parameters.
-        RuntimeError: there is no process group; or the ranks' parameters differ in number, shape, dtype or whether they
-            are frozen.
+        RuntimeError: there is no process group; or the ranks' parameters differ in number, order, shape, dtype or
+            whether they are frozen. A different order is found if the ranks have the same values.
 
     As with any torch optimizer, a parameter without a gradient, frozen or unused, is not changed. If only some
     parameters of a bucket have had a gradient, each parameter's part of the shard has a separate state from then on.
@@ -226,6 +225,7 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
             if p.device != first:
                 raise ValueError(f"{name} is on {p.device}, the first one on {first}: move all to one device first")
         check_same_on_all_ranks([describe(name, p) for p, name in self._names.items()], first, self.process_group)
+        check_same_order(list(self._names), self.process_group)
 
     @torch.no_grad()
     def _make_buckets(self, params: list[nn.Parameter], cap_bytes: int) -> list[Bucket]:

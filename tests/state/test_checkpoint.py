@@ -318,6 +318,23 @@ def an_optimizer_that_has_not_stepped_is_described_and_left_alone() -> None:
             optim.zero_grad()
 
 
+@check(kind=("plain", "FSDP, original", "inside a plain module"))
+def optimizers_may_come_in_another_order_on_each_rank(kind: str) -> None:
+    model, direction = MODELS[kind](0), -1 if dist.get_rank() else 1
+    params = list(model.parameters())
+    optimizers = [Adam(part[::direction], lr=0.1) for part in (params[:3], params[3:])[::direction]]
+    model(torch.randn(4, 5, generator=torch.Generator().manual_seed(0))).square().sum().backward()
+    for optim in optimizers:
+        optim.step()
+    full = get_optimizer_state_dict(model, optimizers, options=FULL)
+    others = [Adam(optim.param_groups[0]["params"], lr=0.1) for optim in optimizers]
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_optimizer_state_dict(model, others, full if dist.get_rank() == 0 else {}, options=options)
+    for optim, other in zip(optimizers, others, strict=True):
+        for p, state in optim.state.items():
+            assert p.numel() == 0 or torch.equal(state["exp_avg"], other.state[p]["exp_avg"])
+
+
 @check()
 def what_cannot_be_done_is_refused() -> None:
     model, optim = trained("FSDP")

@@ -594,6 +594,56 @@ def never_more_whole_than_one_state_of_one_unit() -> None:
         }, peaks
 
 
+# Optimizers that list the parameters in another order on each rank
+
+
+class Beside(nn.Module):
+    """Two units, and two parameters of one shape that no unit manages."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.after = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.inner = nn.Sequential(*(Fsdp(nn.Linear(4, 4, bias=False), **options) for _ in range(2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.before(x)).sum() + self.after(x).square().sum()
+
+
+def in_own_order(model: nn.Module) -> list[nn.Parameter]:
+    params = list(model.parameters())
+    return params[:: -1 if dist.get_rank() else 1]
+
+
+def loaded_by(door: str, model: nn.Module, optim: Optimizer, optim_to_load: Optimizer) -> dict[str, Any]:
+    if door == "scatter":
+        full = Fsdp.full_optim_state_dict(model, optim)
+        return Fsdp.scatter_full_optim_state_dict(full or None, model, optim=optim_to_load)
+    kind, config = (FULL, {"rank0_only": True}) if door == "rank 0 alone" else (SHARDED, {})
+    with settings(kind, model, **config):
+        saved = Fsdp.optim_state_dict(model, optim)
+        return Fsdp.optim_state_dict_to_load(model, optim_to_load, saved)
+
+
+@check(ranks=2, use_orig_params=(False, True), door=("scatter", "rank 0 alone", "sharded"))
+def optimizers_may_list_parameters_in_another_order_on_each_rank(use_orig_params: bool, door: str) -> None:
+    model = Beside(use_orig_params=use_orig_params)
+    optim = adam(in_own_order(model))
+    for step in range(2):
+        optim.zero_grad()
+        model(torch.full((2, 4), step + 1.0)).backward()
+        optim.step()
+    other = adam(in_own_order(model))
+    other.load_state_dict(loaded_by(door, model, optim, other))
+    for p in model.parameters():
+        assert optim.state[p].keys() == other.state[p].keys()
+        assert all(torch.equal(value, other.state[p][key]) for key, value in optim.state[p].items())
+    with settings(SHARDED, model):
+        orders: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(orders, [*Fsdp.optim_state_dict(model, optim)["state"]])
+    assert orders[0] == orders[1]
+
+
 # Errors
 
 

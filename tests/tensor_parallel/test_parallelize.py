@@ -29,6 +29,9 @@ from minifsdp.tensor_parallel import (
 check = Checks(__name__)
 
 
+PLAN = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+
+
 def mesh() -> Any:
     return init_device_mesh("cpu", (dist.get_world_size(),))
 
@@ -110,6 +113,16 @@ def values_are_the_first_rank_s_or_each_rank_s_own() -> None:
         other = mine.clone()
         dist.broadcast(other, 0)
         assert torch.equal(norm.weight.to_local(), other if equal else mine)
+
+
+@check(ranks=2)
+def a_plan_may_have_another_order_on_each_rank() -> None:
+    torch.manual_seed(0)
+    model, x = Nested(), torch.randn(3, 6)
+    expected = model(x)
+    plan = {f"layers.{i}.{name}": style for i in range(12) for name, style in PLAN.items()}
+    parallelize_module(model, mesh(), dict(list(plan.items())[:: -1 if dist.get_rank() else 1]))
+    torch.testing.assert_close(model(x), expected)
 
 
 @check(ranks=2)

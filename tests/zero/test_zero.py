@@ -656,6 +656,10 @@ def check_errors() -> None:
             RuntimeError, match=r"parameter 0 of group 0 .*\[5, 7\]\) on rank 0; .*\[6, 7\]\) on rank 1"
         ):
             stage(nn.Linear(7, 5 + dist.get_rank()).parameters(), AdamW)
+        torch.manual_seed(0)
+        square = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+        with pytest.raises(RuntimeError, match=r"rank 1 lists the parameters in another order .*from parameter 0 on"):
+            stage([*square.parameters()][:: -1 if dist.get_rank() else 1], AdamW)
 
         model = Net()
         optimizer = make(stage, model)

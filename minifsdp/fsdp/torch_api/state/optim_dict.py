@@ -55,7 +55,8 @@ def to_names(
         return {}
     for p in (p for p in known.unmanaged if p in states):
         gathered[known.names[p][0]] = {key: copied(value, to_cpu) for key, value in states[p].items()}
-    ordered = {name: gathered[name] for p in known.params for name in known.names[p] if name in gathered}
+    # In the model's order, so that ranks whose optimizers have other orders can exchange the values one by one.
+    ordered = {name: gathered[name] for in_one in known.names.values() for name in in_one if name in gathered}
     for key in set(saved) - {known.keys[p] for p in known.params}:
         warnings.warn(
             f"Found a optim state, {key}, that FSDP cannot process. FSDP will directly copy everything to the returned "
@@ -112,11 +113,16 @@ def from_names(
 
     mine = [one for one in known.managed if not set(known.params).isdisjoint(one.unit.shards)]
     states = scatter_named_states(mine, saved, fetch)
-    for p, name in ((p, known.names[p][0]) for p in known.unmanaged):
-        if name in saved:
-            states[p] = {key: copied(fetch(None, value)) for key, value in saved[name].items()}
-    of_model = {name for in_one in known.names.values() for name in in_one}
-    users = {key: copied(fetch(None, value)) for key, value in saved.items() if key not in of_model}
+    of_units = {name for one in known.managed for name in one.names}
+    of_model = {name: p for p, names in known.names.items() for name in names}
+    users: StateDict = {}
+    for key, value in saved.items():  # rank 0 sends in the order of what it has, whatever the ranks' optimizers hold
+        if key in of_units:
+            continue
+        if key in of_model:
+            states[of_model[key]] = {inner: copied(fetch(None, each)) for inner, each in value.items()}
+        else:
+            users[key] = copied(fetch(None, value))
     result: StateDict = {"state": {known.keys[p]: states[p] for p in known.params if p in states} | users}
     if "param_groups" in state_dict:
         result["param_groups"] = match_groups(optim, state_dict["param_groups"], known)

@@ -57,9 +57,9 @@ class OptimizerIndex:
     Attributes:
         params: they, in the order in which a state dict numbers them.
         managed: the model's units.
-        names: of all that the model has.
+        names: of all that the model has, in its order, which is the same on all ranks. The optimizer's need not be.
         keys: how the optimizer's own state dict calls them: by number, or, if it `is_named`, as the model does.
-        unmanaged: those that are in no unit.
+        unmanaged: those that are in no unit, in the order of `names`.
 
     Raises:
         ValueError: the model has not one of them; or the optimizer's steps need whole gradients.
@@ -81,7 +81,7 @@ class OptimizerIndex:
         of_model: dict[nn.Parameter, Hashable] = {p: name for name, p in model.named_parameters()}
         self.keys = of_model if is_named else {p: number for number, p in enumerate(self.params)}
         in_units = {p for one in self.managed for p in one.unit.shards}
-        self.unmanaged = [p for p in self.params if p not in in_units]
+        self.unmanaged = [p for p in self.names if p not in in_units and p in self.keys]
 
     def names_in(self, group: Mapping[str, Any]) -> list[str]:
         """The original parameters in one of the optimizer's groups."""
