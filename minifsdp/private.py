@@ -58,6 +58,7 @@ __all__ = [
     "StridedShard",
     "TensorProperties",
     "TorchDispatchMode",
+    "accumulates_in",
     "at_end_of_backward",
     "backend_of",
     "base_of",
@@ -138,6 +139,14 @@ current_backward: Callable[[], int] = torch._C._current_graph_task_id
 def in_backward() -> bool:
     """True if this thread is inside a backward."""
     return current_backward() != -1
+
+
+def accumulates_in(leaf: Any) -> bool:
+    """True if the backward under way will add to the gradient of a leaf, given its node; `autograd.grad` will not."""
+    try:
+        return bool(torch._C._will_engine_execute_node(leaf))
+    except RuntimeError:  # autograd.grad is to return this gradient
+        return False
 
 
 def base_of(view: Tensor) -> Tensor | None:

@@ -32,8 +32,9 @@ class DistributedDataParallel(nn.Module):
 
     The gradients of the last layers are complete first, so their bucket is being sent while the earlier layers are
     still computing. When `backward` returns, every `.grad` is the mean over the ranks. The training loop is that of one
-    process. As in torch, only the first backward after a forward is reduced, and a parameter that it does not reach
-    causes an error at the next forward, unless `find_unused_parameters` is set.
+    process. Every backward of a forward outside `no_sync` is reduced (in torch, only the first one), so all ranks must
+    run the same number of them. A parameter that the first does not reach causes an error at the next forward, as in
+    torch, unless `find_unused_parameters` is set.
 
     Bytes, for Ψ fp32 parameters:
 
@@ -190,7 +191,7 @@ class DistributedDataParallel(nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Let the backward of each forward inside the `with` accumulate this rank's own gradients.
 
-        The first backward of a forward outside reduces all that has been accumulated.
+        The next backward of a forward outside reduces all that has been accumulated.
         """
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False

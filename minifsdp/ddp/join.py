@@ -98,7 +98,7 @@ class JoinHook:
     def restore(self) -> None:
         """Forwards after this are those of a model that does not join."""
         self.model._join_config = JoinConfig()
-        self.model.reducer.reduce = self.reduce
+        self.model.reducer.reduce, self.model.reducer.joins = self.reduce, False
 
 
 @contextmanager
@@ -117,6 +117,7 @@ def joining(model: Any, divide_by_initial_world_size: bool, config: JoinConfig) 
 def announce_forward(model: Any, syncs_buffers: bool, reduces: bool) -> int:
     """Let ranks that have finished know what to take part in; returns the rank whose buffers all take."""
     config, group, running = model._join_config, model.process_group, model.running_ranks
+    model.reducer.joins = True
     if reduces and model.reducer.expecting:
         raise RuntimeError(
             "inside join() a forward whose backward is to be reduced must be followed by that backward before the "

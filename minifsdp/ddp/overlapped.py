@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from minifsdp import comm
@@ -86,6 +87,7 @@ class OverlappedDDP(nn.Module):
         self.in_flight: list[InFlight] = []
         self.awaited: set[nn.Parameter] = set()  # no gradient in this backward so far
         self.reducing = False  # a backward that is to be reduced is under way
+        self.unannounced = False  # by a hook of the last forward's outputs, a backward may come
         self.syncs = True
         for p in self.bucket_of:
             p.register_post_accumulate_grad_hook(self.on_gradient)
@@ -95,13 +97,17 @@ class OverlappedDDP(nn.Module):
         if self.reducing and not in_backward():
             self.forget_failed_backward()
         outputs = self.module(*inputs, **kwargs)
-        for tensor in tensors_in(outputs):
-            if self.syncs and tensor.grad_fn is not None:
+        found = [tensor for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
+        self.unannounced = self.syncs and torch.is_grad_enabled() and not found
+        if self.syncs:
+            for tensor in found:
                 tensor.register_hook(self.on_backward)
         return outputs
 
     def on_backward(self, _: Tensor) -> None:
         """The hook of every output: backward begins, unless another output has said so."""
+        if torch.is_grad_enabled():
+            self.unannounced = True  # a backward through this gradient need not come by the outputs
         if not self.reducing:
             self.reducing, self.awaited = True, set(self.bucket_of)
             self.queue.restart()
@@ -112,9 +118,15 @@ class OverlappedDDP(nn.Module):
 
         Raises:
             RuntimeError: it is called twice in one backward, as by a reentrant checkpoint: the bucket may have been
-                sent.
+                sent; or in a backward from a forward whose outputs were not found.
         """
         if not self.reducing:
+            if self.unannounced:
+                raise RuntimeError(
+                    f"parameter {list(param.shape)} got a gradient in a backward that came by no output: let forward "
+                    "return its tensors in lists, tuples, dicts or dataclasses, and add gradients of gradients to a "
+                    "loss of outputs"
+                )
             return
         if param not in self.awaited:
             raise RuntimeError(

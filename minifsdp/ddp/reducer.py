@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,14 @@ from torch.autograd.graph import get_gradient_edge
 from minifsdp import comm
 from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.buckets import Bucket, GradientBucket, Reduction, StagingBucket
+from minifsdp.ddp.graph import leaves_behind, nodes_of
+from minifsdp.ddp.messages import ready_twice, unfinished
 from minifsdp.ddp.overlapped import LaunchQueue
 from minifsdp.ddp.sparse import SparseBucket
+from minifsdp.ending import Ending
 from minifsdp.local_parts import local_of
 from minifsdp.order import announce, next_on
-from minifsdp.private import at_end_of_backward, in_backward
+from minifsdp.private import accumulates_in, in_backward
 
 Reduce = Callable[[Bucket, int, bool], Reduction]
 """Starts the reduction of a full bucket; of its place in the order of launches, and whether it is the last."""
@@ -34,8 +37,15 @@ class Reducer:
 
     The order of launches is that of the lesson's `LaunchQueue` (overlapped.py). This class adds the features of torch's
     class: a gradient is multiplied by 1 / N when it enters the bucket, whose memory becomes that of the gradient
-    (buckets.py); only the first backward after a forward is reduced; and an error names any parameter that this
-    backward has not reached, and the cure.
+    (buckets.py); and an error names any parameter that the first backward of a forward has not reached, and the cure.
+
+        forward       hooks on the outputs, unless it is inside `no_sync`
+        on_output     a backward from them begins; `autograd.grad` is none, because it accumulates nothing
+        on_gradient   a gradient enters its bucket; full buckets are launched
+        end           of that backward, not of a checkpoint's inside it: waits for all reductions
+
+    A further backward of the same forward adds this rank's own gradients to means. All of it is reduced again, which
+    leaves the means as they are, so a parameter that this backward does not reach takes part with what it has.
 
     Args:
         names: the parameters to reduce, with their names for messages.
@@ -78,6 +88,10 @@ class Reducer:
         self.forwards = 0  # whose backward is to be reduced
         self.unused_bytes = 0  # of parameters that the last backward left out on this rank
         self.expecting = False  # a backward that must be reduced is due, or under way
+        self.ending, self.begun = Ending(), False  # of that backward
+        self.repeats = False  # it is not the first since the forward
+        self.joins = False  # ranks that have finished take part in one backward for each forward (join.py)
+        self.unannounced = False  # by a hook of the last forward's outputs, a backward may come
         self.ready: set[nn.Parameter] = set()  # entered their bucket in this backward
         self.used: set[nn.Parameter] = set()  # got a gradient since the last reduction
         self._register_hooks()
@@ -114,19 +128,41 @@ class Reducer:
         weakref.finalize(self, lambda: [handle.remove() for handle in handles])
 
     def prepare(self, outputs: Any) -> None:
-        """Reduce the backward that follows a forward with these `outputs`."""
-        self.expecting = True
+        """Reduce each backward from these `outputs` of a forward."""
+        self.expecting, self.repeats = True, False
         self.forwards += 1
+        nodes = nodes_of(outputs)
+        self.unannounced = not nodes
+        for node in nodes:
+            node.register_prehook(partial(self.on_output, next(leaves_behind([node]), None)))
+
+    def on_output(self, leaf: Any, *_: Any) -> None:
+        """The hook of each output: it gets its gradient, and so may the leaf behind it with this node."""
+        if torch.is_grad_enabled():
+            self.unannounced = True  # a backward through these gradients need not come by the outputs
+        if not self.ending.is_due:
+            self.ending.arrange(self.end)
+        if not self.begun and leaf is not None and accumulates_in(leaf):
+            self.begin()
+
+    def begin(self) -> None:
+        """A backward that is to be reduced begins."""
+        if not self.ending.is_due:
+            self.ending.arrange(self.end)
+        self.repeats = not self.expecting
+        if self.repeats and self.joins:
+            raise RuntimeError(
+                "inside join() a forward has one backward, in which ranks that have finished take part: add up the "
+                "losses, or run all of them but the last inside no_sync()"
+            )
+        self.begun = self.expecting = True
 
     def on_gradient(self, param: nn.Parameter, incoming: Tensor | None) -> None:
         """The hook of each parameter: autograd has accumulated `incoming` in its `.grad`, and its hooks have run."""
-        if self.expecting and param in self.ready:
-            raise RuntimeError(
-                f"Expected to mark a variable ready only once. Parameter {self.names[param]} got another gradient "
-                "after its bucket had taken one: it was used outside forward or hidden in a reentrant checkpoint, or "
-                "backward ran twice over the same forward. Use parameters inside forward only, and let it return all "
-                "that the loss is made of."
-            )
+        if not self.begun and (self.expecting or self.ending.is_due):
+            self.begin()  # which no output has announced, or in which it had other leaves than this
+        if (self.expecting and param in self.ready) or (self.unannounced and not self.expecting):
+            raise ready_twice(self.names[param])
         if param.grad is not None:  # a function may give none, and a hook take it
             self.used.add(param)
         if self.expecting and self.is_complete(param):
@@ -145,8 +181,21 @@ class Reducer:
         missing[bucket.index] -= 1
         if not missing[bucket.index]:
             self.queue.launch_full(lambda index: self.launch(self.buckets[index], index))
-        if len(self.ready) == len(self.names) and in_backward():
-            at_end_of_backward(self.finish)
+
+    def mark_all_ready_but(self, others: Collection[nn.Parameter]) -> None:
+        """No gradient will come for any but these."""
+        for p in self.names:
+            if p not in others and p not in self.ready:
+                self.mark_ready(p)
+
+    def end(self) -> None:
+        """The end of a backward that has come by the outputs of forward, or by parameters."""
+        if self.begun and self.expecting:
+            if self.repeats:
+                self.mark_all_ready_but(())
+            if len(self.ready) == len(self.names):
+                self.finish()
+        self.begun = False
 
     def reduce_accumulated(self) -> None:
         """Reduce all gradients as they are, without a backward; on all ranks."""
@@ -154,6 +203,7 @@ class Reducer:
         for p in reversed(self.names):
             self.mark_ready(p)
         self.finish()
+        self.unannounced = False
 
     def launch(self, bucket: Bucket, index: int) -> None:
         """Start to reduce a bucket, or one that stands in for it (join.py)."""
@@ -188,10 +238,9 @@ class Reducer:
         Raises:
             RuntimeError: it has not reached all parameters; the error names them, and the cure.
         """
+        if in_backward():  # a checkpoint around the model
+            return
+        self.begun = self.unannounced = False
         if self.ready:
-            missing = ", ".join(name for p, name in self.names.items() if p not in self.ready)
-            raise RuntimeError(
-                "Expected to have finished reduction in the prior iteration before starting a new one. This error "
-                f"indicates that {self.blame} {self.cure} "
-                f"Parameters which did not receive grad for rank {self.group.rank()}: {missing}"
-            )
+            missing = [name for p, name in self.names.items() if p not in self.ready]
+            raise unfinished(self.blame, self.cure, self.group.rank(), missing)

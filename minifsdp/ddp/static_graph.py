@@ -11,12 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
 
 from minifsdp import comm, device
 from minifsdp.ddp.reducer import Reducer
-from minifsdp.private import at_end_of_backward
-from minifsdp.tree import tensors_in
 
 
 class StaticGraphReducer(Reducer):
@@ -49,9 +46,8 @@ class StaticGraphReducer(Reducer):
     def before_forward(self) -> None:
         if self.arrived and self.expected is None:
             raise RuntimeError(
-                "Expected to have finished reduction in the prior iteration before starting a new one. static_graph="
-                "True looks for tensors in lists, tuples, dicts and dataclasses: let forward return its tensors in "
-                "these."
+                "Expected to have finished reduction in the prior iteration before starting a new one: the first "
+                "backward raised an error. Wrap the module again to go on."
             )
         super().before_forward()
         if self.order is not None and not self.rebuilt:
@@ -59,20 +55,16 @@ class StaticGraphReducer(Reducer):
             self.build_buckets(reversed(self.order))
             self.rebuilt = True
 
-    def prepare(self, outputs: Any) -> None:
-        super().prepare(outputs)
-        tensors = [t for t in tensors_in(outputs) if t.grad_fn is not None]
-        if tensors:
-            register_multi_grad_hook(tensors, self.on_backward, mode="any")
-
-    def on_backward(self, grad: Tensor) -> None:
-        """The hook of the outputs: backward begins. Not that of a checkpoint inside it, which would end too early."""
-        if not self.expecting:
-            return
-        if self.expected is None:
-            at_end_of_backward(self.learn)
-        else:
+    def begin(self) -> None:
+        super().begin()
+        if self.expected is not None:
             self.mark_all_ready_but(self.expected)
+
+    def end(self) -> None:
+        if self.begun and self.expected is None:
+            self.expected = dict(self.arrived)
+            self.mark_all_ready_but(())
+        super().end()
 
     def on_gradient(self, param: nn.Parameter, incoming: Tensor | None) -> None:
         if param not in self.bucket_of and param.grad is None:
@@ -88,16 +80,6 @@ class StaticGraphReducer(Reducer):
     def is_complete(self, param: nn.Parameter) -> bool:
         self.arrived[param] = self.arrived.pop(param, 0) + 1
         return self.expected is not None and self.arrived[param] == self.expected[param]
-
-    def learn(self) -> None:
-        if self.expecting and self.expected is None:
-            self.expected = dict(self.arrived)
-            self.mark_all_ready_but({})
-
-    def mark_all_ready_but(self, others: dict[nn.Parameter, int]) -> None:
-        for p in self.names:
-            if p not in others and p not in self.ready:
-                self.mark_ready(p)
 
     def finish(self) -> None:
         super().finish()

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import private
-from minifsdp.fsdp.ending import Ending
+from minifsdp.ending import Ending
 from minifsdp.fsdp.schedules.sync import SyncSchedule
 from minifsdp.fsdp.turns import StepTurns, UnitPass
 from minifsdp.fsdp.unit import SHARDED, Unit, reducing

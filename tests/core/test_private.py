@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from on_ranks import Checks
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
@@ -202,6 +203,20 @@ def test_current_backward() -> None:
     assert before == after != inside
     assert len({before, inside, *following}) == 4
     assert private.current_backward() == -1
+
+
+def test_accumulates_in() -> None:
+    """Without it DDP takes `autograd.grad` for the backward that it has to reduce."""
+    weight, x = (torch.ones(2, requires_grad=True) for _ in range(2))
+    seen: list[list[bool]] = []
+    y = weight * x
+    leaves = {t: get_gradient_edge(t).node for t in (weight, x)}
+    y.grad_fn.register_prehook(lambda _: seen.append([private.accumulates_in(leaves[t]) for t in (weight, x)]))
+    y.sum().backward(retain_graph=True)
+    torch.autograd.grad(y.sum(), x, retain_graph=True)
+    torch.autograd.grad(y.sum(), [weight, x], retain_graph=True)
+    y.sum().backward(inputs=[x])
+    assert seen == [[True, True], [False, False], [False, False], [False, True]]
 
 
 def test_steps_in_backward() -> None:

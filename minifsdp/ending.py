@@ -15,11 +15,22 @@ class Ending:
     def __init__(self) -> None:
         self._due: weakref.ref[partial[None]] | None = None
 
+    @property
+    def is_due(self) -> bool:
+        """True if the backward for which an end was arranged is under way."""
+        return self._due is not None and self._due() is not None
+
     def arrange(self, end: Callable[[], None]) -> None:
         """Call `end` when the backward under way has made all its gradients."""
-        due = partial(end)  # autograd has the only reference
+        due = partial(self._run, end)  # autograd has the only reference
         self._due = weakref.ref(due)
         at_end_of_backward(due)
+
+    def _run(self, end: Callable[[], None]) -> None:
+        try:
+            end()
+        finally:
+            self._due = None
 
     def check(self) -> None:
         """
