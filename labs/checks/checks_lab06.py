@@ -31,6 +31,7 @@ from minifsdp.course.machine.program import (
     WaitEvent,
 )
 from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
+from minifsdp.course.workshop.late import link_of
 from minifsdp.flat_param import FlatParameter, find_parameters
 
 CPU = torch.device("cpu")
@@ -325,15 +326,6 @@ class LastMoment:
         return SimpleNamespace(wait=wait)
 
 
-@contextmanager
-def carried_by(link):
-    comm.link = link
-    try:
-        yield
-    finally:
-        comm.link = None
-
-
 def flat_parameter(seed, size, rank, ranks, where=CPU):
     """Three parameters, 1 element more than a multiple of 12: padding on 2, 3 and 4 ranks. The same on every rank."""
     torch.manual_seed(seed)
@@ -362,7 +354,7 @@ def check_gather(answer, variant):
         output.copy_(torch.cat([*shards[:rank], shard, *shards[rank + 1 :]]))
 
     link = LastMoment(fill)
-    with carried_by(link), Recorder() as recorder:
+    with link_of(link), Recorder() as recorder:
         flat = flat_parameter(variant.seed, variant.size, rank, ranks)
         flat.shard.data.add_(rank + 1)
         buffer, stream, version = flat.full, device.new_stream(CPU), flat.full._version
@@ -604,7 +596,7 @@ def freed_by(answer, size, from_a_reader, others=1):
 
     def nothing(call, output, shard): ...
 
-    with carried_by(LastMoment(nothing)), Recorder() as recorder:
+    with link_of(LastMoment(nothing)), Recorder() as recorder:
         link, *beside = [device.new_stream(CPU) for _ in range(1 + others)]
         compute = device.current_stream(CPU)
         shard = torch.zeros(256 * size)

@@ -18,6 +18,7 @@ from minifsdp.course.ladder.rungs import closed_form_setting
 from minifsdp.course.launch import rank_device
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
+from minifsdp.course.workshop.late import link_of
 from minifsdp.fsdp import OverlapSchedule, SyncSchedule
 from minifsdp.fsdp.unit import GATHERING, SHARDED, UNSHARDED
 
@@ -828,9 +829,8 @@ def observe_answer(answer, group, scenario):
         yield
 
     comm.observers.append(watcher)
-    link, comm.link = comm.link, wire
     try:
-        with homes:
+        with homes, link_of(wire):
             answer(numbers_of(scenario, group.size())[group.rank()], list(NAMES), group, homes.device)
     except RuntimeError as raised:
         error = str(raised)
@@ -840,7 +840,6 @@ def observe_answer(answer, group, scenario):
         error = str(raised)
     finally:
         comm.observers.remove(watcher)
-        comm.link = link
     comm.all_reduce(torch.zeros(1, device=homes.device), comm.world()).wait()
     return Said(
         error,

@@ -30,6 +30,7 @@ from minifsdp.course.launch.world import Backend
 from minifsdp.course.workshop import comparing, subgroup
 from minifsdp.course.workshop.catalogue import checks_of
 from minifsdp.course.workshop.comparing import AnswerError, describe, expect, same
+from minifsdp.course.workshop.late import Seen, observed
 from minifsdp.course.workshop.references import Reference, definition_in, find_reference, forbidden, lab_of
 
 __all__ = [
@@ -105,6 +106,8 @@ def examine(exercise: str, answer: Callable[..., Any], variant: Variant) -> None
     check = find_check(exercise)
     with checking(exercise):
         check(answer, variant)
+        if comparing.race:
+            raise AnswerError(f"the values are right, but by chance\nlikely slip: {comparing.race}")
 
 
 _under_check: Reference | None = None
@@ -115,12 +118,12 @@ def checking(exercise: str) -> Iterator[None]:
     """While an exercise is checked its reference raises, here and on the ranks of `on_ranks`."""
     global _under_check
     before, _under_check = _under_check, find_reference(exercise)
-    comparing.overriding = None
+    comparing.overriding = comparing.race = None
     try:
         with forbidden(_under_check):
             yield
     finally:
-        _under_check, comparing.overriding = before, None
+        _under_check, comparing.overriding, comparing.race = before, None, None
 
 
 def on_ranks(
@@ -154,11 +157,10 @@ def on_ranks(
         found = launch(_observed, ranks + part, exercise, observe, args, part, timeout=limit, backend=backend)
     except RankError as error:
         raise AnswerError(_explained(subgroup.as_in_the_group(error) if part else error, slip)) from error
-    if not part:
-        return found
-    asked = next((seen.asked for seen in found[1:] if seen.asked), None)
-    comparing.overriding = subgroup.slip_of(asked) if asked else comparing.overriding
-    return [seen.returned for seen in found[1:]]
+    found = found[part:]
+    comparing.overriding = next((seen.asked for seen in found if seen.asked), comparing.overriding)
+    comparing.race = next((seen.race for seen in found if seen.race), comparing.race)
+    return [seen.returned for seen in found]
 
 
 def _has_group(ref: Reference) -> bool:
@@ -185,8 +187,8 @@ def _explained(error: RankError, slip: str | None) -> str:
     return "\n".join(lines)
 
 
-def _observed(exercise: str | None, observe: Callable[..., Any], args: tuple[Any, ...], part: bool) -> Any:
+def _observed(exercise: str | None, observe: Callable[..., Any], args: tuple[Any, ...], part: bool) -> Seen:
     if exercise is None:
-        return observe(*args)
+        return Seen(observe(*args))
     with forbidden(find_reference(exercise)):
-        return subgroup.in_a_part(observe, args) if part else observe(*args)
+        return subgroup.in_a_part(observe, args) if part else observed(observe, args)

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
@@ -21,16 +21,10 @@ from minifsdp import comm, gloo
 from minifsdp.course.launch import RankError
 from minifsdp.course.launch.world import Backend, choose_world
 from minifsdp.course.workshop.comparing import AnswerError
+from minifsdp.course.workshop.late import Seen, observed
 
 CELLS = ("<cell of exercise", "<set-up cell")  # file names that child.define gives to a learner's code
 ANSWERS_OF_THE_WORLD = ("get_rank", "get_world_size", "get_global_rank", "get_group_rank", "get_process_group_ranks")
-
-
-class Seen(NamedTuple):
-    """The return value of a check's function on one rank, and the cell's first query of the world there, if any."""
-
-    returned: Any
-    asked: str | None
 
 
 def has_room(ranks: int, backend: Backend | None) -> bool:
@@ -41,21 +35,21 @@ def has_room(ranks: int, backend: Backend | None) -> bool:
         return False
 
 
-def in_a_part(observe: Callable[..., Any], args: tuple[Any, ...]) -> Seen | None:
+def in_a_part(observe: Callable[..., Any], args: tuple[Any, ...]) -> Seen:
     """Call `observe(*args)` on every rank except the first, as if those were the world. A collective call."""
     everyone = comm.world()
     group = dist.new_group(list(range(1, everyone.size())))
     if everyone.rank() == 0:
-        return None
+        return Seen(None)
     asked: list[str] = []
     with _default(group), _cells_see(everyone, asked), _refusing(everyone):
         try:
-            returned = observe(*args)
+            seen = observed(observe, args)
         except Exception as error:
             if asked and "likely slip" not in str(error):
                 error.add_note(f"likely slip: {slip_of(asked[0])}")
             raise
-    return Seen(returned, asked[0] if asked else None)
+    return seen._replace(asked=slip_of(asked[0]) if asked else None)
 
 
 def slip_of(asked: str) -> str:
