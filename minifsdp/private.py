@@ -73,6 +73,7 @@ __all__ = [
     "gloo_group",
     "group_named",
     "has_storage",
+    "hooked_in",
     "hooks_of",
     "identity",
     "in_backward",
@@ -177,6 +178,11 @@ def hooks_of(param: Tensor) -> Mapping[int, Callable[[Tensor], Tensor | None]]:
 def post_hooks_of(param: Tensor) -> Mapping[int, Callable[[Tensor], None]]:
     """The hooks of `register_post_accumulate_grad_hook`."""
     return param._post_accumulate_grad_hooks or {}
+
+
+def hooked_in(params: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """The ones with hooks of either kind."""
+    return [p for p in params if p._post_accumulate_grad_hooks or p._backward_hooks]
 
 
 def steps_in_backward(param: Tensor) -> bool:

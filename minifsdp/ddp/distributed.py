@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from minifsdp import comm
 from minifsdp.ddp import arguments
 from minifsdp.ddp.comm_hook import Hook, HookedReduce
+from minifsdp.ddp.early_steps import refuse_early_steps
 from minifsdp.ddp.join import JoinConfig, JoinHook, RunningRanks, announce_forward, joining
 from minifsdp.ddp.logging_data import logging_data
 from minifsdp.ddp.reducer import Reducer
@@ -150,6 +151,7 @@ class DistributedDataParallel(nn.Module):
         self.reducer = self._make_reducer()
 
     def _make_reducer(self) -> Reducer:
+        refuse_early_steps(self)
         kind: type[Reducer] = Reducer
         if self.static_graph:
             kind = StaticGraphReducer
@@ -316,6 +318,10 @@ class DistributedDataParallel(nn.Module):
 
     def _parameters_here(self) -> Iterator[nn.Parameter]:
         return (p for name, p in self.module.named_parameters() if name not in self.parameters_to_ignore)
+
+    def not_yet_averaged(self) -> list[nn.Parameter]:
+        """The parameters that a step inside backward would update with this rank's own gradients (early_steps.py)."""
+        return self.reducer.params if self.reducer.expecting or not self.require_backward_grad_sync else []
 
     def will_sync_module_buffers(self) -> bool:
         """True if the next forward broadcasts rank 0's buffers."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm
+from minifsdp.ddp.early_steps import refuse_early_steps
 from minifsdp.ddp.sync import start_from_rank_0, trainable_parameters
 
 
@@ -43,6 +44,7 @@ class NaiveDDP(nn.Module):
         self.process_group = comm.world(process_group)
         self.trainable = list(trainable_parameters(module))
         start_from_rank_0(module, self.process_group)
+        refuse_early_steps(self)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         return self.module(*inputs, **kwargs)
@@ -52,6 +54,10 @@ class NaiveDDP(nn.Module):
         """Replace every `.grad` by its mean over the ranks, one all-reduce after the other."""
         for grad in gradients(self.trainable):
             comm.all_reduce(grad, self.process_group, comm.MEAN).wait()
+
+    def not_yet_averaged(self) -> list[nn.Parameter]:
+        """The parameters with this rank's own gradients during backward: all."""
+        return self.trainable
 
 
 def gradients(params: list[nn.Parameter]) -> list[Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from minifsdp import comm
 from minifsdp.ddp.bucketed import InFlight, assign_buckets, finish_bucket, start_bucket
+from minifsdp.ddp.early_steps import refuse_early_steps
 from minifsdp.ddp.naive import refuse_sparse_gradients
 from minifsdp.ddp.sync import start_from_rank_0, trainable_parameters
 from minifsdp.private import at_end_of_backward, in_backward
@@ -91,6 +92,7 @@ class OverlappedDDP(nn.Module):
         self.syncs = True
         for p in self.bucket_of:
             p.register_post_accumulate_grad_hook(self.on_gradient)
+        refuse_early_steps(self)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward; the backward from its outputs is reduced, unless this is inside `no_sync`."""
@@ -153,6 +155,10 @@ class OverlappedDDP(nn.Module):
         while self.in_flight:
             self.in_flight.pop(0).reduction.wait()  # and not before that may its buffer go
         self.reducing = False
+
+    def not_yet_averaged(self) -> list[nn.Parameter]:
+        """The parameters with this rank's own gradients during backward: all, unless it is a backward of the module."""
+        return list(self.bucket_of) if self.reducing or not self.syncs else []
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 from minifsdp import comm
 from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.buckets import Bucket, GradientBucket, Reduction, StagingBucket
+from minifsdp.ddp.early_steps import check_unwritten, versions_of_hooked
 from minifsdp.ddp.graph import leaves_behind, nodes_of
 from minifsdp.ddp.messages import ready_twice, unfinished
 from minifsdp.ddp.overlapped import LaunchQueue
@@ -156,6 +157,7 @@ class Reducer:
                 "losses, or run all of them but the last inside no_sync()"
             )
         self.begun = self.expecting = True
+        self.versions = versions_of_hooked(self.names)
 
     def on_gradient(self, param: nn.Parameter, incoming: Tensor | None) -> None:
         """The hook of each parameter: autograd has accumulated `incoming` in its `.grad`, and its hooks have run."""
@@ -195,6 +197,7 @@ class Reducer:
                 self.mark_all_ready_but(())
             if len(self.ready) == len(self.names):
                 self.finish()
+                check_unwritten(self.versions, self.names)
         self.begun = False
 
     def reduce_accumulated(self) -> None:

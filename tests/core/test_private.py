@@ -219,6 +219,16 @@ def test_accumulates_in() -> None:
     assert seen == [[True, True], [False, False], [False, False], [False, True]]
 
 
+def test_hooked_in() -> None:
+    """Without it a hook that writes to its parameter trains each rank by itself."""
+    plain, before, after = (torch.ones(2, requires_grad=True) for _ in range(3))
+    before.register_hook(torch.neg)
+    after.register_post_accumulate_grad_hook(print)
+    assert [p is q for p, q in zip(private.hooked_in([plain, before, after]), (before, after), strict=True)] == [
+        True
+    ] * 2
+
+
 def test_steps_in_backward() -> None:
     """Without it an optimizer that steps in backward does so before the mean is there, and nobody says a word."""
     from torch.distributed.optim import _apply_optimizer_in_backward
