@@ -17,21 +17,20 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import FSDPModule
 from minifsdp.fsdp2.accumulation import accumulating, drop_accumulated
+from minifsdp.pipeline import torch_ddp
 from minifsdp.pipeline.stage import PipelineStage
 
-Replica: TypeAlias = DistributedDataParallel | FSDPModule
+Replica: TypeAlias = DistributedDataParallel | FSDPModule | TorchDDP
 
 
 def check_wrapped(module: nn.Module) -> None:
     """
     Raises:
-        TypeError: a stage is wrapped by torch's DDP, which reduces in backward only.
+        TypeError: a stage is wrapped by torch's DDP with an option for which it must reduce every micro-batch.
     """
-    if any(isinstance(child, TorchDDP) for child in module.modules()):
-        raise TypeError(
-            "a stage is wrapped by torch's DistributedDataParallel: use minifsdp.ddp's, whose gradients can be reduced "
-            "after the last micro-batch"
-        )
+    for child in module.modules():
+        if isinstance(child, TorchDDP):
+            torch_ddp.check_supported(child)
 
 
 @contextmanager
@@ -45,7 +44,10 @@ def reduced_once(replicas: Sequence[Replica]) -> Iterator[None]:
             silent.enter_context(_silent(module))
         yield
     for module in replicas:
-        module.reduce_accumulated()
+        if isinstance(module, TorchDDP):
+            torch_ddp.reduce_accumulated(module)
+        else:
+            module.reduce_accumulated()
 
 
 def drop_unreduced(stages: Iterable[PipelineStage]) -> None:
@@ -61,10 +63,10 @@ def replicas_in(stages: Iterable[PipelineStage]) -> list[Replica]:
 
 
 def _outermost(module: nn.Module) -> list[Replica]:
-    if isinstance(module, (DistributedDataParallel, FSDPModule)):
+    if isinstance(module, (DistributedDataParallel, FSDPModule, TorchDDP)):
         return [module]
     return [found for child in module.children() for found in _outermost(child)]
 
 
 def _silent(module: Replica) -> AbstractContextManager[None]:
-    return module.no_sync() if isinstance(module, DistributedDataParallel) else accumulating(module)
+    return accumulating(module) if isinstance(module, FSDPModule) else module.no_sync()

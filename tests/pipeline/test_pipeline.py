@@ -13,6 +13,7 @@ import torch.distributed as dist
 from in_stages import SCHEDULES, InStages
 from on_ranks import Checks
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import mse_loss
 
@@ -133,7 +134,7 @@ def messages_of_a_step(micros: int) -> None:
         assert sum(sent) == (down + up) * micros * WIDTH * 8 + headers * down * 256 * 8
 
 
-@check(ranks=4, name=("gpipe", "1f1b", "zb-h1", "interleaved", "zbv"), how=("ddp", "fsdp2", "zero1"))
+@check(ranks=4, name=("gpipe", "1f1b", "zb-h1", "interleaved", "zbv"), how=("ddp", "torch's ddp", "fsdp2", "zero1"))
 def data_parallel_inside_a_stage(name: str, how: str) -> None:
     """Reduced once in a step, whatever the number of micro-batches."""
     mesh, micros = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp")), 4
@@ -142,6 +143,8 @@ def data_parallel_inside_a_stage(name: str, how: str) -> None:
     def wrap(module: nn.Module) -> Any:
         if how == "ddp":
             return DistributedDataParallel(module, process_group=dp)
+        if how == "torch's ddp":
+            return nn.parallel.DistributedDataParallel(module, process_group=dp)
         return fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False) if how == "fsdp2" else module
 
     part = Part(name, micros, mesh["pp"].get_group(), wrap)
@@ -155,7 +158,7 @@ def data_parallel_inside_a_stage(name: str, how: str) -> None:
         with comm.record() as log:
             part.step(*batches[dp.rank()])
         reduced = [call.op for call in log if call.op in ("all_reduce", "reduce_scatter")]
-        assert len(reduced) == (0 if how == "zero1" else len(part.mine))
+        assert len(reduced) == (0 if how in ("zero1", "torch's ddp") else len(part.mine))
         assert sum(call.op == "all_gather" for call in log) == (len(part.mine) if how == "fsdp2" else 0)
         torch.stack([mse_loss(model(x), target) for x, target in batches]).mean().backward()
         for each in (mine, optimizer):
@@ -164,6 +167,52 @@ def data_parallel_inside_a_stage(name: str, how: str) -> None:
     for p, q in zip(part.parameters(), part.of(model), strict=True):
         whole = p.full_tensor() if hasattr(p, "full_tensor") else p
         torch.testing.assert_close(whole, q, rtol=0, atol=1e-12)
+
+
+TORCHS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "views": {"gradient_as_bucket_view": True},
+    "unused": {"find_unused_parameters": True},
+    "small buckets": {"bucket_cap_mb": 1e-4},
+}
+
+
+@check(ranks=4, name=("1f1b", "zb-h1"), options=TORCHS)
+def torchs_ddp_inside_a_stage(name: str, options: dict[str, Any]) -> None:
+    """It calls its communication hook once in a step for each bucket, unless the user has switched reductions off."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    dp = mesh["dp"].get_group()
+    called: list[int] = []
+
+    def hook(state, bucket):
+        called.append(len(bucket.parameters()))
+        return allreduce_hook(dp, bucket)
+
+    def wrap(module: nn.Module) -> nn.Module:
+        module.extra = nn.Parameter(torch.ones(2, dtype=torch.float64))  # unused
+        ddp = nn.parallel.DistributedDataParallel(module, process_group=dp, **options)
+        ddp.register_comm_hook(None, hook)
+        return ddp
+
+    part = Part(name, 4, mesh["pp"].get_group(), wrap)
+    (ddp,) = part.modules.values()
+    model = layers(part.count)
+    for step in range(3):
+        batches = [rows(8, seed=10 * step + replica) for replica in range(2)]
+        if step == 1:
+            with ddp.no_sync():
+                part.step(*batches[dp.rank()])
+            assert not called
+        else:
+            part.step(*batches[dp.rank()])
+            assert sum(called) == len(part.parameters()), "each parameter once"
+            called.clear()
+        torch.stack([mse_loss(model(x), target) for x, target in batches]).mean().backward()
+        if step != 1:
+            for p, q in zip((p for p in part.parameters() if p is not ddp.module.extra), part.of(model), strict=True):
+                torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-12)
+            assert (ddp.module.extra.grad is None) == ("find_unused_parameters" in options)
+    assert list(dict(ddp.named_parameters())) == [f"module.{n}" for n, _ in ddp.module.named_parameters()]
 
 
 @check(ranks=2)
@@ -185,8 +234,8 @@ def wrong_calls_are_refused() -> None:
     part, (x, target) = Part("1f1b", 4), rows(8)
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"call eval\(\)"):
         part.step(x, target)
-    with pytest.raises(TypeError, match=r"use minifsdp\.ddp's"):
-        Part("1f1b", 4, wrap=nn.parallel.DistributedDataParallel)
+    with pytest.raises(TypeError, match=r"with static_graph.*use minifsdp\.ddp's"):
+        Part("1f1b", 4, wrap=lambda module: nn.parallel.DistributedDataParallel(module, static_graph=True))
 
 
 @check(ranks=3)
