@@ -37,21 +37,24 @@ def whole_like(whole: Tensor, spec: Any) -> Tensor:
     return whole if spec is None else private.with_spec(whole, spec)
 
 
-def as_placed(gradient: Tensor, spec: Any, label: Label | None = None) -> Tensor:
+def as_placed(gradient: Tensor, spec: Any, dtype: torch.dtype, label: Label | None = None) -> Tensor:
     """The local part of a gradient, in its parameter's placement over the tensor-parallel ranks.
 
-    If each of these ranks has a partial sum, as with sequence parallelism, the collective that adds them up has this
-    label.
+    Args:
+        spec: of the parameter; None: no style has placed it.
+        dtype: in which partial sums are added up, if these ranks have some, as with sequence parallelism.
+        label: of the collective that does it.
     """
     if spec is None:
         return gradient
     moves = list(zip(gradient.placements, spec.placements, strict=True))  # type: ignore[attr-defined]
+    if all(found == wanted for found, wanted in moves):
+        return local_of(gradient)
     if any(found != wanted and (found, wanted) != (Partial(), Replicate()) for found, wanted in moves):
-        return local_of(gradient.redistribute(placements=spec.placements))  # type: ignore[attr-defined]
-    local = local_of(gradient)
+        return local_of(gradient.to(dtype).redistribute(placements=spec.placements))  # type: ignore[attr-defined]
+    local = local_of(gradient).to(dtype, copy=True)
     for dim, (found, wanted) in enumerate(moves):
         if found != wanted:
-            local = local.clone()
             comm.all_reduce(local, mesh_group(spec.mesh, dim), label=label).wait()
     return local
 

@@ -32,11 +32,10 @@ class Gradients:
         self._rows: dict[Any, Rows] = {}  # by what they depend on
 
     def add(self, index: int, gradient: Tensor, dtype: torch.dtype) -> None:
-        """Add the gradient of parameter `index`; it is kept in `dtype`."""
-        if index in self.held:
-            self.held[index].add_(gradient)
-        else:
-            self.held[index] = gradient if gradient.dtype is dtype else gradient.to(dtype)
+        """Add the gradient of parameter `index`; the sum is kept in `dtype`."""
+        held = self.held.get(index)
+        self.held[index] = gradient.to(dtype) if held is None else held.to(dtype).add_(gradient)
+        if self.held[index] is not held:
             device.retag(self.held[index], "gradients")
 
     def check_trained(self, trained: Sequence[int], names: Sequence[str]) -> None:

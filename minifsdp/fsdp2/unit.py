@@ -182,9 +182,9 @@ class ParamUnit(Unit):
         gradient, leaf.grad = leaf.grad, None
         if gradient is None or not self.shards[index].requires_grad:  # withheld by a function; frozen since forward
             return
-        local = dtensors.as_placed(gradient, self.inner[index], self.label)
-        # Those of several micro-batches add up in the reduction's dtype.
-        self.gradients.add(index, local, local.dtype if self.reduces else self.gradient_dtype)
+        dtype = self.gradient_dtype  # of every sum: of tensor-parallel ranks, of micro-batches, and of the reduction
+        local = dtensors.as_placed(gradient, self.inner[index], dtype, self.label)
+        self.gradients.add(index, local, dtype if not self.reduces or index in self.gradients.held else local.dtype)
 
     def pack_gradient(self) -> None:
         if self._packed is None:

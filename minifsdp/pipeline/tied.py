@@ -2,8 +2,8 @@
 
 Each copy collects the gradients of its own use, and the sum is the gradient of the one weight. It is formed once, at
 the end of a step, in a group of the ranks concerned (Megatron-LM's embedding group). Sum and data-parallel mean may
-come in either order. Here the mean is first: what FSDP2 has sharded by then is a d-th as large to send. Equal copies
-with equal gradients stay equal under any optimizer.
+come in either order. Here the mean is first: what FSDP2 has sharded by then is a d-th as large to send. The sum is in
+fp32 or wider, and rounded once. Equal copies with equal gradients stay equal under any optimizer.
 """
 
 from __future__ import annotations
@@ -46,18 +46,20 @@ class TiedWeight:
                 local_of(p.grad).zero_()
 
     def add_gradients(self) -> None:
-        """After a step: the sum of all copies' gradients for each of them; one all-reduce.
+        """After a step: the sum of all copies' gradients for each of them; one all-reduce, in fp32 or wider.
 
         Raises:
             RuntimeError: a copy has no gradient.
         """
         gradients = [self._gradient(p) for p in self.copies]
+        total = gradients[0].to(torch.promote_types(gradients[0].dtype, torch.float32))
         for each in gradients[1:]:
-            gradients[0].add_(each)
+            total.add_(each)
         if self.others is not None:
-            comm.all_reduce(gradients[0], self.others).wait()
-        for each in gradients[1:]:
-            each.copy_(gradients[0])
+            comm.all_reduce(total, self.others).wait()
+        for each in gradients:
+            if each is not total:
+                each.copy_(total)
 
     def close(self) -> None:
         """Hang up: ranks that wait for this one's gradient fail."""

@@ -21,6 +21,7 @@ from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.pipeline import divide, keep_transformers_stage, split_gpt
 from minifsdp.pipeline.gpt import cross_entropy
+from minifsdp.pipeline.tied import TiedWeight
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
 check = Checks(__name__)
@@ -126,6 +127,19 @@ def a_tied_weight_under_data_parallelism(how: str) -> None:
         for name, p in module.named_parameters():
             value = p.full_tensor() if hasattr(p, "full_tensor") else p
             torch.testing.assert_close(value, named[name.removeprefix("module.")], rtol=0, atol=1e-12)
+
+
+@check(ranks=3)
+def gradients_of_a_tied_weight_add_up_in_fp32() -> None:
+    """In three stages 256, 1 and 1: bf16 computes 256 + 1 = 256."""
+    p = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    weight = TiedWeight([p], [0, 1, 2], comm.world())
+    p.grad = torch.full_like(p, 256.0 if dist.get_rank() == 1 else 1.0)
+    kept = p.grad
+    weight.add_gradients()
+    assert p.grad is kept
+    assert (p.grad == 258).all()
+    weight.close()
 
 
 @check(ranks=2)

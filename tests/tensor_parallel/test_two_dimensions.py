@@ -15,7 +15,8 @@ import torch.distributed as dist
 from on_ranks import Checks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import parallel as theirs
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 from tp_small_model import (
@@ -33,6 +34,7 @@ from minifsdp import comm
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import MixedPrecisionPolicy, fully_shard
 from minifsdp.grad_scaler import ShardedGradScaler
+from minifsdp.tensor_parallel import SequenceParallel, parallelize_module
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
 check = Checks(__name__)
@@ -126,6 +128,32 @@ def mixed_precision(sequence: bool, policy: Any) -> None:
     for p in model.parameters():
         assert p.grad.dtype == p.grad.to_local().dtype == torch.float32
     assert_alike(model, alone, lambda p: p.grad, by=0.02)
+
+
+MESHES = {"sharded": ((2, 2), ("dp", "tp")), "hybrid": ((2, 1, 2), ("replicate", "shard", "tp"))}
+
+
+STYLES = {"ours": SequenceParallel, "torch's": theirs.SequenceParallel}
+
+
+@check(ranks=4, shape=MESHES, style=STYLES, micros=(1, 3))
+def every_sum_is_in_the_dtype_of_the_reduction(shape: Any, style: Any, micros: int) -> None:
+    """bf16 computes 256 + 1 = 256: over tensor-parallel ranks, micro-batches, ranks and replicas."""
+    both = init_device_mesh("cpu", shape[0], mesh_dim_names=shape[1])
+    norm = parallelize_module(nn.LayerNorm(4, bias=False), both["tp"], style(use_local_output=True))
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    outer = both[shape[1][:-1]] if len(shape[1]) > 2 else both["dp"]
+    fully_shard(norm, mesh=outer, mp_policy=policy)
+    pattern = torch.tensor([1.0, -1, 1, -1])
+    mine = 256.0 if both.get_local_rank("tp") == 0 else 1.0
+    with comm.record() as log:
+        for micro in range(micros):
+            norm.set_requires_gradient_sync(micro == micros - 1)
+            y = norm(pattern.expand(1, 1, 4))
+            y = y.to_local() if isinstance(y, DTensor) else y
+            (y.float() * pattern * (mine if micro == 0 else 1.0)).sum().backward()
+    assert (whole(norm.weight.grad) == 257 + 2 * (micros - 1)).all()
+    assert {call.dtype for call in log if "reduce" in call.op} == {torch.float32}
 
 
 SCALERS = {"torch's": torch.amp.GradScaler, "ours": ShardedGradScaler}
