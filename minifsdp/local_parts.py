@@ -10,10 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from minifsdp import private
 from minifsdp.comm import Group
 from minifsdp.process_groups import global_ranks, mesh_group
+
+replaced: Any = WeakIdKeyDictionary()
+"""DTensors by the whole parameters that they replace. A module outside the plan may still have the whole one."""
+sharers: Any = WeakIdKeyDictionary()
+"""Such a parameter's modules: their names."""
+
+
+def refuse_replaced(p: Tensor) -> None:
+    """
+    Raises:
+        ValueError: the whole parameter is trained, too, so that two copies of a tied weight would part.
+    """
+    raise ValueError(
+        f"{sharers.get(p, f'two modules with a weight {list(p.shape)}')} share a parameter, and only one of them is "
+        "parallel: give both a style, in one plan or in two calls, or tie them again, as in head.weight = embed.weight"
+    )
 
 
 def local_of(t: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from minifsdp.fsdp2.cut import Cut
 from minifsdp.fsdp2.hooks import State, has_state
 from minifsdp.fsdp2.module import FSDPModule
 from minifsdp.fsdp2.unit import ParamUnit
+from minifsdp.local_parts import refuse_replaced, replaced
 from minifsdp.uncompiled import stay_out_of_graphs
 
 
@@ -159,6 +160,8 @@ def _params_of(modules: Sequence[nn.Module], ignored: Collection[nn.Parameter]) 
                 f"{name} is shared with {_managed[p]} of a module that was sharded before: shard modules that share a "
                 "parameter together, fully_shard([module_a, module_b])"
             )
+        if p in replaced and p.requires_grad:
+            refuse_replaced(p)
         if p.ndim == 0:
             raise ValueError(
                 f"fully_shard does not support scalar parameters. Change {name} to a 1D tensor with numel 1."

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, check_plain, left, local_parameters
 from minifsdp.tensor_parallel.layouts import Layout, check_layouts, from_front, relaid
 from minifsdp.tensor_parallel.parameters import Ranks, local_part
+from minifsdp.tensor_parallel.stacked import watched
 
 
 @dataclass(kw_only=True)
@@ -76,7 +77,9 @@ class ColwiseParallel(LayerStyle):
             y = yield whole, {"_parameters": parameters}
         features = module.out_features if isinstance(module, nn.Linear) else module.embedding_dim
         shape = torch.Size((*y.shape[:-1], features))
-        return left(y, Shard(-1), self.output_layouts, ranks, self.use_local_output, shape)
+        y = left(y, Shard(-1), self.output_layouts, ranks, self.use_local_output, shape)
+        is_part = self.parts is None and self.use_local_output and self.output_layouts in (Shard(-1), Shard(y.ndim - 1))
+        return watched(y, module, ranks.label) if is_part else y
 
 
 def as_parts(module: nn.Linear, parts: int) -> None:

@@ -12,16 +12,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from minifsdp import private
+from minifsdp.local_parts import replaced, sharers
 from minifsdp.order import check_labelled_calls
-from minifsdp.tensor_parallel.columns import ColwiseParallel
 from minifsdp.tensor_parallel.layer import LayerStyle
 from minifsdp.tensor_parallel.parameters import names
 from minifsdp.uncompiled import stay_out_of_graphs
 
 Target: TypeAlias = tuple[str, nn.Module, ParallelStyle]
 """A module that a plan names: its name, itself, and what to do to it."""
-
-_FUSED = {"qkv", "qkv_proj", "Wqkv", "c_attn", "in_proj", "gate_up_proj"}
 
 
 def parallelize_module(
@@ -41,8 +39,9 @@ def parallelize_module(
         src_data_rank: the rank of the mesh whose values all ranks receive; None: each rank keeps its own values.
 
     Raises:
-        ValueError: the mesh has several dimensions or lacks this rank; a style does not fit; a weight is a stack of
-            several matrices, or tied to one that the plan does not name.
+        ValueError: the mesh has several dimensions or lacks this rank; a style does not fit. In the first forward: a
+            model takes apart the output of a `ColwiseParallel` without `parts`. In backward: a parameter is tied to
+            one that is parallel, and neither has another call parallelized it nor is it tied again by hand.
         TypeError: the plan is neither a style nor a dict of styles.
     """
     check_labelled_calls()
@@ -65,12 +64,16 @@ def parallelize_module(
     if not isinstance(parallelize_plan, Mapping):
         raise TypeError(f"a plan is a style or a dict of styles by name, not a {type(parallelize_plan).__name__}")
     targets = list(_once(_targets(module, parallelize_plan)))
-    _check_fused(targets)
-    _check_tied(module, targets)
+    tied = list(_tied(module, targets))
     names.update({target: name for name, target, _ in targets if name})
     order = {target: index for index, target in enumerate(module.modules())}  # rank 0's values come in this order
     for _, target, style in sorted(targets, key=lambda each: order[each[1]]):
         parallelize_module(target, mesh, style, src_data_rank=src_data_rank)
+    for other, attribute, pair, p in (each for each in tied if each[-1] in replaced):
+        if next(other.children(), None) is None:  # a layer, which another call may parallelize or tie again
+            sharers[p] = pair
+        else:  # which can have no style, such as a head with the name of its layer's bias
+            other.register_parameter(attribute, replaced[p])
     return module
 
 
@@ -124,24 +127,11 @@ def _matches(module: nn.Module, patterns: list[str], prefix: str = "") -> Iterat
             yield from _matches(child, patterns[1:], f"{prefix}.{name}" if prefix else name)
 
 
-def _check_fused(targets: list[Target]) -> None:
-    """Refuse a fused weight: split as a single matrix, it would give one rank the queries and another the values."""
-    for name, _, style in targets:
-        if name.rpartition(".")[2] in _FUSED and isinstance(style, ColwiseParallel) and style.parts is None:
-            raise ValueError(
-                f"{name} looks like a stack of matrices, each of which must be sharded: give their number, as in "
-                "ColwiseParallel(parts=3); parts=1 if it is one matrix, or its rows are ordered by heads"
-            )
-
-
-def _check_tied(module: nn.Module, targets: list[Target]) -> None:
+def _tied(module: nn.Module, targets: list[Target]) -> Iterator[tuple[nn.Module, str, str, nn.Parameter]]:
+    """Parameters of layers in the plan that modules outside it share: module, attribute, its name, and the layer's."""
     layers = {id(target) for _, target, style in targets if isinstance(style, LayerStyle)}
     cut = {p: name for name, target, _ in targets if id(target) in layers for p in target.parameters(recurse=False)}
     for name, other in module.named_modules():
-        if id(other) in layers:
-            continue
-        for p in other.parameters(recurse=False):
-            if p in cut:
-                kind, is_container = type(other).__name__, next(other.children(), None) is not None
-                cure = f"untie it, because a {kind} can have no style" if is_container else "name both"
-                raise ValueError(f"{name or kind} and {cut[p]} share a parameter, and the plan has only one: {cure}")
+        for attribute, p in other._parameters.items() if id(other) not in layers else ():
+            if p is not None and p in cut:
+                yield other, attribute, f"{name or type(other).__name__} and {cut[p]}", p

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from minifsdp import comm, private
 from minifsdp.comm import Group, Label
+from minifsdp.local_parts import refuse_replaced, replaced
 from minifsdp.process_groups import mesh_group
 from minifsdp.tensor_parallel.layouts import (
     Layout,
@@ -34,7 +34,6 @@ from minifsdp.tensor_parallel.layouts import (
     relaid,
 )
 
-_cut: Any = WeakIdKeyDictionary()  # DTensors by the parameters that they replace, so that tied ones stay tied
 names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 """Of modules in their model, for the labels of their collectives."""
 
@@ -90,15 +89,19 @@ def distribute(p: nn.Parameter, mesh: DeviceMesh, layout: Layout, source: int | 
                 f"a tied parameter cannot be {p.placements[0]} for one user and {layout} for another: change a style"
             )
         return p
-    if p not in _cut:
+    if p not in replaced:
         group = mesh_group(mesh, 0)
         values = p.detach()
         if source is not None and values.device.type != "meta":
             comm.broadcast(values, source, group).wait()
         layout = from_front(layout, p.ndim)
         part = part_of(values, layout.dim, group).clone() if layout.is_shard() else values
-        _cut[p] = nn.Parameter(private.with_spec(part, private.spec(mesh, layout, p.shape, p.dtype)), p.requires_grad)
-    found: nn.Parameter = _cut[p]
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(refuse_replaced)
+        replaced[p] = nn.Parameter(
+            private.with_spec(part, private.spec(mesh, layout, p.shape, p.dtype)), p.requires_grad
+        )
+    found: nn.Parameter = replaced[p]
     return distribute(found, mesh, layout, source)
 
 

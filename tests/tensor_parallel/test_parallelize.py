@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel as theirs
 
 from minifsdp import comm
+from minifsdp.fsdp2 import fully_shard
 from minifsdp.tensor_parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -177,6 +178,116 @@ def tied_parameters_stay_tied() -> None:
     torch.testing.assert_close(model.embed.weight.grad.full_tensor(), gradient)
 
 
+SECOND = {
+    "two calls": lambda model, style: parallelize_module(model.head, mesh(), style),
+    "two calls, tied by hand": lambda model, style: (
+        parallelize_module(model.head, mesh(), style),
+        setattr(model.head, "weight", model.embed.weight),
+    ),
+}
+
+
+@check(ranks=2, second=SECOND)
+def tied_parameters_of_two_calls_stay_tied(second: Any) -> None:
+    torch.manual_seed(0)
+    model, tokens = Tied(), torch.arange(10)
+    model(tokens).square().sum().backward()
+    gradient, model.embed.weight.grad = model.embed.weight.grad, None
+    parallelize_module(model, mesh(), {"embed": RowwiseParallel(input_layouts=Replicate())})
+    with torch.no_grad():
+        model(tokens)  # both copies are equal
+    second(model, ColwiseParallel(output_layouts=Replicate()))
+    assert model.head.weight is model.embed.weight
+    model(tokens).square().sum().backward()
+    torch.testing.assert_close(model.embed.weight.grad.full_tensor(), gradient)
+
+
+@check(ranks=2)
+def a_weight_untied_by_hand_trains_alone() -> None:
+    model = Tied()
+    parallelize_module(model, mesh(), {"embed": RowwiseParallel(input_layouts=Replicate())})
+    model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+    model(torch.arange(10)).sum().backward()
+    assert model.head.weight.grad is not None
+
+
+class Head(nn.Module):
+    """Shares the bias of its layer, as BERT's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.bias = self.layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y
+
+
+@check(ranks=2)
+def a_second_name_of_a_layers_bias_stays_one() -> None:
+    head = parallelize_module(Head(), mesh(), {"layer": ColwiseParallel()})
+    assert head.bias is head.layer.bias
+    head(torch.ones(2, 4)).sum().backward()
+    assert isinstance(head.bias.grad, DTensor)
+
+
+class Uses(nn.Module):
+    """A layer and what is done with its output."""
+
+    def __init__(self, use: Any, features: int = 24) -> None:
+        super().__init__()
+        self.qkv, self.use = nn.Linear(4, features), use
+
+    def forward(self, x: Tensor) -> Any:
+        return self.use(self.qkv(x))
+
+
+TAKEN_APART = {
+    "chunk": lambda y: y.chunk(3, -1),
+    "torch.chunk": lambda y: torch.chunk(y, 3, dim=2),
+    "split": lambda y: y.split(4, dim=-1),
+    "slices": lambda y: y[..., :4],
+    "glu": lambda y: nn.functional.glu(y),
+    "view, unbind": lambda y: y.view(2, 5, 3, 2, 2).unbind(2),
+    "unflatten, index": lambda y: y.unflatten(-1, (3, 2, 2))[:, :, 0],
+    "reshape, permute, iterated": lambda y: list(y.reshape(2, 5, 3, 2, 2).permute(2, 0, 3, 1, 4)),
+    "transposed": lambda y: y.transpose(1, 2).contiguous().chunk(3, 1),
+}
+NOT_TAKEN_APART = {
+    "as it is": lambda y: y.relu(),
+    "heads": lambda y: y.view(2, 5, 3, 4).transpose(1, 2) @ torch.ones(4, 4),
+    "by heads": lambda y: y.view(2, 5, 2, 3, 2).unbind(3),
+    "one head": lambda y: y.view(2, 5, 1, 3, 4).unbind(3),
+    "every second": lambda y: y[..., ::2] * y[..., 1::2],
+    "last token": lambda y: y[:, -1],
+    "batch": lambda y: y.chunk(2),
+    "head dimension": lambda y: y.view(2, 5, 3, 4)[..., :2],
+    "all": lambda y: y[:, :, :],
+    "new dimension": lambda y: y[:, None].expand(2, 3, 5, 12),
+}
+
+
+@check(ranks=2, use=TAKEN_APART)
+def a_stack_that_is_taken_apart_is_refused(use: Any) -> None:
+    """Unless its parts are given, or it is gathered."""
+    x = torch.ones(2, 5, 4)
+    with pytest.raises(ValueError, match=r"qkv \(Linear\) looks like a stack of matrices.*parts=3") as caught:
+        parallelize_module(Uses(use), mesh(), {"qkv": ColwiseParallel()})(x)
+    assert "\n" not in str(caught.value)
+    for parts in (1, 3):
+        parallelize_module(Uses(use), mesh(), {"qkv": ColwiseParallel(parts=parts)})(x)
+    parallelize_module(Uses(use, 12), mesh(), {"qkv": ColwiseParallel(output_layouts=Replicate())})(x)
+
+
+@check(ranks=2, use=NOT_TAKEN_APART)
+def a_name_is_no_evidence_of_a_stack(use: Any) -> None:
+    model = parallelize_module(Uses(use), mesh(), {"qkv": ColwiseParallel()})
+    first, second = model(torch.ones(2, 5, 4)), model(torch.ones(2, 5, 4))
+    torch.testing.assert_close(first, second)
+    assert type(model.qkv(torch.ones(2, 5, 4))) is Tensor
+
+
 @check(ranks=(2, 3))
 def a_padding_token_has_no_gradient() -> None:
     for padding in (0, 4, 9):
@@ -259,8 +370,18 @@ def rows(module: nn.Module) -> Any:
     return lambda: parallelize_module(module, mesh(), RowwiseParallel())
 
 
-def by_name(module: nn.Module, name: str) -> Any:
-    return lambda: parallelize_module(module, mesh(), {name: ColwiseParallel()})
+def by_name(module: nn.Module, style: Any) -> None:
+    parallelize_module(module, mesh(), {"head": style})
+
+
+def alone(module: nn.Module, style: Any) -> None:
+    parallelize_module(module.head, mesh(), style)
+
+
+def half_tied(apply: Any) -> nn.Module:
+    model = Tied()
+    apply(model, ColwiseParallel(output_layouts=Replicate()))
+    return model
 
 
 class Cosine(nn.Linear):
@@ -275,15 +396,6 @@ class Wrapped(nn.Embedding):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return super().forward(tokens % self.num_embeddings)
-
-
-class Head(nn.Module):
-    """Shares the bias of its layer, as BERT's does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.bias = self.layer.bias
 
 
 def norm_of(module: nn.Module, *shape: int, **options: Any) -> Any:
@@ -319,9 +431,9 @@ REFUSED = {
     "norm": (columns(nn.Embedding(4, 4, max_norm=1.0)), ValueError, "max_norm"),
     "sparse": (rows(nn.Embedding(4, 4, sparse=True)), ValueError, "sparse"),
     "parts": (columns(nn.Linear(2, 4), parts=3), ValueError, "3 equal parts"),
-    "fused": (by_name(nn.ModuleDict({"qkv": nn.Linear(2, 6)}), "qkv"), ValueError, "parts=3"),
-    "tied": (by_name(Tied(), "head"), ValueError, "embed and head share"),
-    "tied to a container": (by_name(Head(), "layer"), ValueError, "Head and layer share .* untie it"),
+    "tied": (lambda: half_tied(by_name)(torch.arange(10)).sum().backward(), ValueError, "embed and head share"),
+    "tied, no plan": (lambda: half_tied(alone)(torch.arange(10)).sum().backward(), ValueError, r"\[10, 4\] share"),
+    "tied, FSDP2": (lambda: fully_shard(half_tied(by_name), mesh=mesh()), ValueError, "embed and head share"),
     "own forward": (columns(Cosine(4, 4)), ValueError, "Cosine is an nn.Linear with its own forward"),
     "own forward, rows": (rows(Cosine(4, 4)), ValueError, "Cosine is an nn.Linear with its own forward"),
     "own tokens": (rows(Wrapped(4, 4)), ValueError, "Wrapped does not look up the tokens"),
