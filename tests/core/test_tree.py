@@ -89,7 +89,8 @@ class Pair(NamedTuple):
 
 X = torch.arange(3.0)
 TREES = [
-    *(Counted(X), Own(X), Scaled(X), Frozen(X), Frozen([X]), Output(X), FailureError(X), Items(X, (X, 1)), Doubled(X, 2)),
+    *(Counted(X), Own(X), Scaled(X), Frozen(X), Frozen([X]), Output(X), FailureError(X), Items(X, (X, 1))),
+    Doubled(X, 2),
     *(Several(4, X, X), Pair(X, {"y": [X]}), OrderedDict(b=X, a=1), UserDict(x=X), deque([X], maxlen=3), {X}),
     *(defaultdict(list, x=[X]), torch.max(torch.eye(2), 0), frozenset([X]), [X, (X, {"x": Own(Scaled(X))})]),
 ]
