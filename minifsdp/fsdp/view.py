@@ -20,6 +20,7 @@ from minifsdp.flat_param import FlatParameter, Place
 from minifsdp.fsdp.absent import Absent, Owner
 from minifsdp.fsdp.gradient import Gradient
 from minifsdp.private import hooks_of, post_hooks_of, version_of
+from minifsdp.whole_tensors import note_flat
 
 
 class View:
@@ -97,6 +98,11 @@ class FlatView(View):
         self.flat = flat
         self.is_exposed = self.stays = False
         self._shown: Sequence[tuple[int, nn.Parameter, Tensor, int, Tensor | None]] = ()
+
+    def attach(self, unit: Owner) -> None:
+        super().attach(unit)
+        if self.flat.layout.ranks > 1 or self.shards[0] is self.flat.shard:
+            note_flat(self.shards, self.flat.layout.ranks)
 
     @property
     def trained(self) -> list[bool]:

@@ -22,6 +22,7 @@ from minifsdp.fsdp2.module import FSDPModule
 from minifsdp.fsdp2.unit import ParamUnit
 from minifsdp.local_parts import refuse_replaced, replaced
 from minifsdp.uncompiled import stay_out_of_graphs
+from minifsdp.whole_tensors import watch_optimizers
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ def fully_shard(
         NotImplementedError: a parameter is not contiguous, or is split unevenly along a dimension other than 0.
     """
     stay_out_of_graphs()
+    watch_optimizers()
     modules: list[nn.Module] = list(module) if isinstance(module, list | tuple) else [module]
     _check(modules)
     group = comm.world()

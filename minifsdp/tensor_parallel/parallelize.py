@@ -17,6 +17,7 @@ from minifsdp.order import check_labelled_calls
 from minifsdp.tensor_parallel.layer import LayerStyle
 from minifsdp.tensor_parallel.parameters import names
 from minifsdp.uncompiled import stay_out_of_graphs
+from minifsdp.whole_tensors import watch_optimizers
 
 Target: TypeAlias = tuple[str, nn.Module, ParallelStyle]
 """A module that a plan names: its name, itself, and what to do to it."""
@@ -56,6 +57,7 @@ def parallelize_module(
         warnings.warn("parallelize_module without a plan changes nothing", stacklevel=2)
         return module
     stay_out_of_graphs()
+    watch_optimizers()
     if isinstance(parallelize_plan, ParallelStyle):
         parallelize_plan.src_data_rank = src_data_rank
         return parallelize_plan._apply(module, mesh)

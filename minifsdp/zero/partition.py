@@ -16,10 +16,9 @@ from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.sync import broadcast_from_rank_0, check_same_on_all_ranks, check_same_order, describe
 from minifsdp.ddp.unused import used_on_any_rank
 from minifsdp.local_parts import check_replicated, groups_of
+from minifsdp.whole_tensors import check_flat
 from minifsdp.zero.bucket import Bucket
 from minifsdp.zero.state import can_share, check_state, cut_state, gather_state, scatter_state
-
-_NEEDS_WHOLE_PARAMETERS = (torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Muon, torch.optim.SparseAdam)
 
 
 class ShardedOptimizer(torch.optim.Optimizer, ABC):
@@ -63,11 +62,7 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
         **defaults: Any,
     ) -> None:
         self.process_group = comm.world(process_group)
-        if issubclass(optimizer_class, _NEEDS_WHOLE_PARAMETERS):
-            raise ValueError(
-                f"{optimizer_class.__name__} needs whole parameters, but ZeRO gives it flat shards of them: "
-                "take one that updates element by element, such as AdamW or SGD"
-            )
+        check_flat(optimizer_class, defaults, "ZeRO")
         super().__init__(params, defaults)
         self._names: dict[Tensor, str] = {}
         for number, group in enumerate(self.param_groups):

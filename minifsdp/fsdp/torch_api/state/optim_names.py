@@ -15,6 +15,7 @@ from minifsdp.fsdp.torch_api.options import OptimStateKeyType, ours
 from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.torch_api.state.optim_schema import UnitNames
 from minifsdp.fsdp.torch_api.wrapped import Wrapped, instances_in
+from minifsdp.whole_tensors import NEEDS
 
 ParamNames = dict[nn.Parameter, list[str]]
 """What the optimizer may see, and the original parameters in it: one, or those of a flat parameter."""
@@ -45,8 +46,8 @@ def parameters_of(optim: Optimizer) -> list[nn.Parameter]:
     """
     if isinstance(optim, torch.optim.LBFGS):
         raise ValueError(
-            "LBFGS multiplies whole gradients with each other; on a shard it sees a part of them. Its state cannot be "
-            "saved or loaded by name: take an optimizer that works on each element by itself."
+            f"LBFGS {NEEDS[torch.optim.LBFGS]}, so it has one state for all parameters, which cannot be saved or "
+            "loaded by name: take an optimizer that updates element by element."
         )
     return [p for group in optim.param_groups for p in group["params"]]
 
