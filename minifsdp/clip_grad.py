@@ -13,8 +13,33 @@ from torch import Tensor
 
 from minifsdp import comm
 from minifsdp.comm import Group, Label
+from minifsdp.device import compute_device
+from minifsdp.local_parts import groups_of, local_gradient
+from minifsdp.private import name_of
+from minifsdp.whole_tensors import is_flat
 
 _NORM = Label("the gradients' norm (clip_grad_norm_)")
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> Tensor:
+    """`torch.nn.utils.clip_grad_norm_` for parameters of FSDP2 and tensor parallelism, and plain ones between them.
+
+    The norm is a plain tensor, which prints, instead of a DTensor, and NaN if one gradient is. There is one all-reduce
+    for each process group instead of one for each parameter. To be called on all ranks, in any order of the parameters.
+
+    Raises:
+        ValueError: p is not above zero; or a parameter is a flat shard, whose model has a method for this.
+        RuntimeError: the norm is not finite, and `error_if_nonfinite`.
+    """
+    params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if any(map(is_flat, params)):
+        raise ValueError("a parameter is a flat shard of FSDP: call clip_grad_norm_ of its FullyShardedDataParallel")
+    groups = next((found for found in map(groups_of, params) if found), ())
+    device = compute_device(None, params, groups[0]) if groups else params[0].device if params else torch.device("cpu")
+    return clip_grad_norm({}, params, float(max_norm), float(norm_type), device, error_if_nonfinite)
 
 
 @torch.no_grad()
@@ -24,6 +49,7 @@ def clip_grad_norm(
     max_norm: float,
     norm_type: float,
     device: torch.device,
+    error_if_nonfinite: bool = False,
 ) -> Tensor:
     """Scale gradients in place so that their total norm is at most `max_norm`.
 
@@ -34,23 +60,45 @@ def clip_grad_norm(
         sharded: parameters of which each rank has a part, by the groups that they are sharded over.
         replicated: parameters that are the same on every rank.
         norm_type: p; may be infinity.
+        error_if_nonfinite: refuse to scale by a norm that is infinite or NaN.
 
     Returns:
         the total norm before clipping, a scalar of the gradients' dtype, equal on all ranks.
+
+    Raises:
+        ValueError: p is not above zero.
+        RuntimeError: with torch's text, the norm is not finite, and `error_if_nonfinite`.
     """
-    params = [*chain(*sharded.values()), *replicated]
+    if not norm_type > 0:
+        raise ValueError(
+            f"norm_type={norm_type} has no norm that shards can add up: give a number above 0, or infinity"
+        )
+    parts = {groups: list(theirs) for groups, theirs in sharded.items()}
+    for p in replicated:  # but for what tensor parallelism has sharded
+        parts.setdefault(groups_of(p), []).append(p)
+    params = [*chain(*parts.values())]
     # On every rank the same, unlike the gradients' dtypes: a rank may have none
     dtype = reduce(torch.promote_types, (p.dtype for p in params), torch.float32)
-    power, op, add = (1.0, comm.MAX, torch.maximum) if math.isinf(norm_type) else (norm_type, comm.SUM, torch.add)
-    total = _norm(replicated, norm_type, dtype, device) ** power
-    for groups, theirs in sharded.items():
+    power, add = (1.0, torch.maximum) if math.isinf(norm_type) else (norm_type, torch.add)
+    total = torch.zeros((), dtype=dtype, device=device)
+    for groups, theirs in sorted(parts.items(), key=lambda each: [*map(name_of, each[0])]):  # one order on all ranks
         part = _norm(theirs, norm_type, dtype, device) ** power
         for group in groups:
-            comm.all_reduce(part, group, op, _NORM).wait()
+            if math.isinf(norm_type):
+                # As integers, their bits have the order of the numbers, and NaN is above infinity: MAX may lose a NaN.
+                comm.all_reduce(part.abs_().view(_BITS[dtype]), group, comm.MAX, _NORM).wait()
+            else:
+                comm.all_reduce(part, group, comm.SUM, _NORM).wait()
         total = add(total, part)
     total = total ** (1 / power)
+    if error_if_nonfinite and not total.isfinite():
+        raise RuntimeError(
+            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be "
+            "clipped. To disable this error and scale the gradients by the non-finite norm anyway, set "
+            "`error_if_nonfinite=False`"
+        )
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    gradients = [p.grad for p in params if p.grad is not None]
+    gradients = [g for g in map(local_gradient, params) if g is not None]
     scales = {where: scale.to(where) for where in {g.device for g in gradients}}  # the host waits, if one is there
     for gradient in gradients:
         gradient.mul_(scales[gradient.device].to(gradient.dtype))
@@ -66,7 +114,7 @@ def clip_grad_norm(
 
 def _norm(params: Iterable[Tensor], norm_type: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The p-norm of the parameters' gradients as one vector, in `dtype`."""
-    gradients = (p.grad for p in params if p.grad is not None and p.grad.numel())
+    gradients = (g for g in map(local_gradient, params) if g is not None and g.numel())
     norms = [torch.linalg.vector_norm(g, norm_type, dtype=dtype).to(device, non_blocking=True) for g in gradients]
     if not norms:
         return torch.zeros((), dtype=dtype, device=device)

@@ -51,6 +51,10 @@ def note_flat(params: Iterable[nn.Parameter], ranks: int) -> None:
         _flat[p] = ranks
 
 
+def is_flat(p: Tensor) -> bool:
+    return p in _flat
+
+
 @cache
 def watch_optimizers() -> None:
     """From now on every optimizer's `step` begins with `check_step`."""

@@ -1,5 +1,6 @@
 """FSDP2: individually sharded parameters, which stay in their modules under their names."""
 
+from minifsdp.clip_grad import clip_grad_norm_ as clip_grad_norm_
 from minifsdp.fsdp2.api import CPUOffloadPolicy as CPUOffloadPolicy
 from minifsdp.fsdp2.api import MixedPrecisionPolicy as MixedPrecisionPolicy
 from minifsdp.fsdp2.api import OffloadPolicy as OffloadPolicy

@@ -11,6 +11,7 @@ from minifsdp.flat_param import Place
 from minifsdp.fsdp.absent import Owner
 from minifsdp.fsdp.view import View, call_post_hooks
 from minifsdp.fsdp2 import dtensors
+from minifsdp.fsdp2.empty import empty
 
 
 class InPlaceView(View):
@@ -97,7 +98,7 @@ class InPlaceView(View):
         for index, part in parts:
             p = self.shards[index]
             if p.grad is None:
-                p.grad = dtensors.like(part, p)
+                p.grad = dtensors.like(part if part.numel() else empty(part), p)
             else:
                 with torch.no_grad():
                     dtensors.local_of(p.grad).add_(part)

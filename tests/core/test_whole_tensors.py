@@ -231,7 +231,7 @@ def tensor_parallel(model: nn.Module) -> nn.Module:
     return parallelize_module(model, init_device_mesh("cpu", (3,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
-@check(ranks=3, sharded=(rows, tensor_parallel))
+@check(ranks=3, sharded={"rows": rows, "tensor parallel": tensor_parallel})
 def dtensors_are_refused_where_torch_cannot(sharded: Any) -> None:
     for kind, text in (
         (optim.Adafactor, "Adafactor cannot step .*no DTensor operators"),

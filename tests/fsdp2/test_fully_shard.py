@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -22,7 +25,9 @@ from minifsdp import comm
 from minifsdp.course.ladder.model import Block
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.fsdp2 import clip_grad_norm_
 from minifsdp.fsdp2.view import InPlaceView
+from minifsdp.local_parts import local_of
 
 check = Checks(__name__)
 ANY, ALL = (2, 3), (2, 3, 4)
@@ -899,6 +904,72 @@ def rows_are_multiples_of_16_bytes() -> None:
     with comm.record() as log:
         mine(*batch(0)).backward()
     assert all(call.payload % (16 * call.ranks) == 0 for call in log)
+
+
+# Clipping
+
+
+def small_and_alone() -> tuple[nn.Module, nn.Module]:
+    """Two rows over three ranks, with gradients; and the same model in one process."""
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2))
+    mine = copy.deepcopy(alone)
+    for module in (mine[0], mine):
+        ours.fully_shard(module)
+    for model in (mine, alone):
+        model(torch.full((4, 3), 2.0)).square().sum().backward()
+    return mine, alone
+
+
+@check(ranks=3, p=(0.5, 1, 2, 3, float("inf")), foreach=(None, False, True))
+def torchs_clipping_is_right_where_a_rank_has_no_rows(p: float, foreach: bool | None) -> None:
+    mine, alone = small_and_alone()
+    optimizers = [torch.optim.AdamW(model.parameters(), 0.1, fused=True) for model in (mine, alone)]
+    norms = [nn.utils.clip_grad_norm_(model.parameters(), 0.5, p, foreach=foreach) for model in (mine, alone)]
+    torch.testing.assert_close(whole(norms[0]), norms[1])
+    copy.deepcopy(mine[0].weight.grad)
+    torch.save(mine[0].weight.grad, io.BytesIO())
+    for one, other in zip(mine.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(whole(one.grad), other.grad)
+    for optimizer in optimizers:
+        optimizer.step()
+    for one, other in zip(mine.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(whole(one), other)
+
+
+@check(ranks=3, p=(0.5, 1, 2, 3, float("inf")))
+def our_clipping_gives_a_number_in_any_order(p: float) -> None:
+    mine, alone = small_and_alone()
+    expected = nn.utils.clip_grad_norm_(alone.parameters(), 0.5, p)
+    params = list(mine.parameters())[:: -1 if dist.get_rank() else 1]
+    with comm.record() as calls:
+        norm = clip_grad_norm_(params, 0.5, p)
+    torch.testing.assert_close(norm, expected)
+    assert f"{norm:.2f}" == f"{expected:.2f}"
+    assert [call.payload for call in calls] == [4]
+    for one, other in zip(mine.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(whole(one.grad), other.grad)
+
+
+@check(ranks=3, p=(2, float("inf")))
+def a_norm_is_not_a_number_on_all_ranks_if_one_gradient_is_not(p: float) -> None:
+    mine, _ = small_and_alone()
+    flat = FullyShardedDataParallel(nn.Linear(3, 3), use_orig_params=True)
+    flat(torch.ones(1, 3)).sum().backward()
+    for model in (mine, flat):
+        for p_ in model.parameters() if dist.get_rank() == 1 else ():
+            if p_.grad is not None:
+                local_of(p_.grad).mul_(torch.nan)
+    with pytest.raises(RuntimeError, match=f"The total norm of order {float(p)} .* is non-finite"):
+        clip_grad_norm_(mine.parameters(), 1.0, p, error_if_nonfinite=True)
+    assert clip_grad_norm_(mine.parameters(), 1.0, p).isnan()
+    assert flat.clip_grad_norm_(1.0, p).isnan()
+    for wrong in (0, -1, -float("inf"), float("nan")):
+        for clip in (partial(clip_grad_norm_, list(mine.parameters())), flat.clip_grad_norm_):
+            with pytest.raises(ValueError, match="give a number above 0, or infinity"):
+                clip(1.0, wrong)
+    with pytest.raises(ValueError, match="flat shard of FSDP: call clip_grad_norm_ of its"):
+        clip_grad_norm_(flat.parameters(), 1.0, p)
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)
