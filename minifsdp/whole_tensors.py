@@ -97,7 +97,7 @@ def check_flat(kind: type[Optimizer], settings: Mapping[str, Any], whose: str) -
 
 
 def need_of(kind: type[Optimizer], settings: Mapping[str, Any]) -> str | None:
-    """What an optimizer does with more than single elements, in words; None if nothing is known."""
+    """The way in which an optimizer combines elements, in words; None if it does not, or if that is unknown."""
     if kind in ELEMENTWISE:
         return None
     listed = next((why for each, why in NEEDS.items() if issubclass(kind, each)), None)
