@@ -14,8 +14,8 @@ POISON = -77.0  # of memory that nobody has written to yet: every dtype holds it
 
 
 def numbers(shape, dtype=torch.float32, first=1):
-    """Odd numbers above 256, which float32 holds exactly and bfloat16 does not, cast to a dtype."""
-    return ((torch.arange(prod(shape)) + first) % 113 * 2 + 257).to(dtype).view(shape)
+    """Numbers that float32 holds exactly, and bfloat16 and float16 do not, cast to a dtype."""
+    return ((torch.arange(prod(shape)) + first) % 113 * 2 + 257.125).to(dtype).view(shape)
 
 
 def pieces_of(whole, ranks, dim):
@@ -30,12 +30,14 @@ def width_of(shape, ranks, dim):
     return prod(shape) // max(1, shape[dim]) * -(-shape[dim] // ranks)
 
 
-def through_bf16(values):
-    """The values after a cast to bfloat16 and back."""
-    return values.bfloat16().to(values.dtype)
+def is_narrowed(got, values, dtype=None):
+    """True if `got` are the values after a cast to a narrower dtype and back: to this one, or to any."""
+    narrow = [dtype] if dtype else [torch.bfloat16, torch.float16]
+    return any(same(got, values.to(each).to(values.dtype)) and not same(got, values) for each in narrow)
 
 
-THROUGH_BF16 = "the values have passed through a narrower dtype: cast once, to the dtype of the buffer"
+NARROWED = "the values have passed through a narrower dtype: cast once, to the dtype of the buffer"
+FIRST_DTYPE = "each tensor has a dtype of its own, and the buffer has another: here, all passed through the first one's"
 
 
 def shares_memory(part, whole):
@@ -58,6 +60,7 @@ def cut_cases(variant):
         ((1, 4), n, 0),
         ((4, 6), 2, 1),
         ((3, 2, 3 * n), n, 2),
+        ((2, 6, 3), 3, 1),
         ((3, 5), 1, 1),
         ((3, 5), 1, 0),
     )
@@ -71,6 +74,9 @@ def check_cut(answer, variant):
         for rank in range(ranks):
             piece_of(answer, whole, ranks, rank, dim)
         expect(f"{list(shape)} over {ranks} ranks, the parameter afterwards", whole, numbers(shape))
+    for whole in (numbers((4, 6), torch.bfloat16), numbers((6, 4), torch.float64).t()):
+        for ranks, rank, dim in ((3, 0, 0), (3, 2, 0), (2, 0, 1), (2, 1, 1)):
+            piece_of(answer, whole, ranks, rank, dim)
     for shape, ranks, dim in (((4, 5), 2, 1), ((2, 3, 4), 3, 2)):
         refusals = [refusal(answer, numbers(shape), ranks, rank, dim) for rank in range(ranks)]
         if refusals == [None] * ranks:
@@ -117,6 +123,11 @@ def piece_of(answer, whole, ranks, rank, dim):
     rest = whole.narrow(dim, min(rank * each, length), each if rank < ranks - 1 else length - rank * each)
     padded = torch.cat([wanted, wanted.new_zeros(*shape[:dim], rows - wanted.shape[dim], *shape[dim + 1 :])], dim)
     elements = flat[rank * -(-flat.numel() // ranks) :][: -(-flat.numel() // ranks)]
+    if isinstance(got, Tensor) and got.dtype != whole.dtype:
+        raise AnswerError(
+            f"rank {rank}, shard of {where}: expected {describe(wanted)}, got {describe(got)}\n"
+            "likely slip: a dtype of the shard's own: it is a view of the parameter, even if it is empty"
+        )
     slips = {
         "`tensor_split` evens lengths out; `chunk` gives every rank ceil(length / N) rows until none are left": (
             whole.tensor_split(ranks, dim)[rank]
@@ -147,8 +158,9 @@ def piece_of(answer, whole, ranks, rank, dim):
 GROUPS = (  # shapes and dims of a group's parameters
     (((5, 3), 0), ((5,), 0)),
     (((7, 2), 0), ((4, 6), 1), ((1,), 0), ((6,), 0)),
-    (((2, 12, 2), 1), ((3, 2), 0), ((6, 6), 1)),
+    (((2, 12, 2), 1), ((3, 2), 0), ((6, 6), 1), ((2, 3, 12), 2)),
 )
+DTYPES = (torch.bfloat16, torch.float32, torch.float64, torch.float16)  # of tensors next to each other
 
 
 def layout(group, ranks, gap):
@@ -186,8 +198,14 @@ def settings(variant):
                     yield ranks, group, (3, 0, 1)[number], dtype
 
 
-def wholes_of(group, variant, dtype=torch.float32):
-    return [numbers(shape, dtype, 17 * i + variant.seed) for i, (shape, _) in enumerate(group)]
+def mixed(variant):
+    """Settings whose tensors have several dtypes, and whether they have."""
+    found = list(settings(variant))
+    return [(each, False) for each in found] + [(each, True) for each in found]
+
+
+def wholes_of(group, variant, dtypes=(torch.float32,)):
+    return [numbers(shape, dtypes[i % len(dtypes)], 17 * i + variant.seed) for i, (shape, _) in enumerate(group)]
 
 
 def named(group, ranks):
@@ -198,8 +216,8 @@ def named(group, ranks):
 @check("12.2")
 def check_copy_in(answer, variant):
     """Each shard at the beginning of its column, in this rank's row and nowhere else; the row goes into the gather."""
-    for ranks, group, gap, dtype in settings(variant):
-        wholes = wholes_of(group, variant)
+    for (ranks, group, gap, dtype), is_mixed in mixed(variant):
+        wholes = wholes_of(group, variant, DTYPES if is_mixed else DTYPES[1:2])
         sizes, starts = layout(group, ranks, gap)
         wanted = packed_by_rank(wholes, group, ranks, gap, dtype, POISON)
         tight = packed_tight(wholes, group, ranks, gap, dtype, POISON)
@@ -212,9 +230,9 @@ def packed_row(answer, place, group, wholes, sizes, starts, wanted, tight):
     where = f"({named(group, ranks)}, {str(wanted.dtype).removeprefix('torch.')})"
     gathered = torch.full((wanted.numel(),), POISON, dtype=wanted.dtype)
     pieces = [pieces_of(whole, ranks, dim)[rank].contiguous() for whole, (_, dim) in zip(wholes, group, strict=True)]
-    given = [piece.clone() for piece in pieces]
+    given, columns, mine = [piece.clone() for piece in pieces], list(sizes), list(pieces)
     with torch.no_grad():
-        row = answer(gathered, pieces, list(sizes), ranks, rank)
+        row = answer(gathered, pieces, columns, ranks, rank)
     buffer = gathered.view(ranks, -1)
     others = [other for other in range(ranks) if other != rank]
     if touched := [other for other in others if bool((buffer[other] != POISON).any())]:
@@ -228,7 +246,6 @@ def packed_row(answer, place, group, wholes, sizes, starts, wanted, tight):
             "columns are as wide as the first rank's shard on all ranks: a short shard leaves the end of its column": (
                 tight[rank, start : start + n]
             ),
-            THROUGH_BF16: through_bf16(wanted[rank, start : start + n]),
             "nothing has been written here: an assignment to a name copies nothing": torch.full_like(
                 column[:n], POISON
             ),
@@ -236,6 +253,8 @@ def packed_row(answer, place, group, wholes, sizes, starts, wanted, tight):
         if 0 < n < size and same(column[size - n :], wanted[rank, start : start + n]):
             slips["padding comes after the shard, not before it"] = column[:n].clone()
         slip = "the elements of a shard go in row-major order to the beginning of its column, in the buffer's dtype"
+        if is_narrowed(column[:n], wanted[rank, start : start + n]):
+            slip = NARROWED if mine[0].dtype == torch.float32 else FIRST_DTYPE
         expect(
             f"shard of {list(shape)} in the buffer {where}",
             column[:n],
@@ -259,27 +278,34 @@ def packed_row(answer, place, group, wholes, sizes, starts, wanted, tight):
             f"rank {rank} {where}: expected a view of the buffer's row {rank}, got other memory\n"
             "likely slip: the gather works in place: its input is a part of its output"
         )
-    expect(f"shards afterwards {where}", pieces, given, rank=rank, slip="the optimizer owns the shards: only read them")
+    expect(f"shards afterwards {where}", mine, given, rank=rank, slip="the optimizer owns the shards: only read them")
+    unchanged = (len(pieces), columns)
+    slip = "the lists belong to the caller, who needs them again: take nothing away"
+    expect(f"number of shards, and `sizes`, afterwards {where}", unchanged, (len(mine), list(sizes)), slip=slip)
 
 
 @check("12.3")
 def check_copy_out(answer, variant):
     """Every parameter has its values, at its own address, without padding, however it was cut."""
     for ranks, group, gap, dtype in settings(variant):
-        wholes = wholes_of(group, variant, dtype)
+        wholes = wholes_of(group, variant, [dtype])
         sizes, starts = layout(group, ranks, gap)
         gathered = packed_by_rank(wholes, group, ranks, gap, dtype, POISON).flatten()
         memory = [torch.full((ranks * size,), POISON + 1, dtype=dtype) for size in sizes[:-1]]
         params = [each[: prod(shape)].view(shape) for each, (shape, _) in zip(memory, group, strict=True)]
         given, places, before = list(params), [p.data_ptr() for p in params], gathered.clone()
-        dims = [dim for _, dim in group]
+        dims, columns = [dim for _, dim in group], list(sizes)
         where = f"({named(group, ranks)})"
         try:
             with torch.no_grad():
-                answer(gathered, params, dims, list(sizes), ranks)
+                answer(gathered, params, dims, columns, ranks)
         except RuntimeError as error:
             slip = "the last shards are short or empty: copy the first elements of a row, as many as fit"
+            if max(dims) > 1:
+                slip = "a parameter is split along its own `dim`, which may be 2 or more"
             raise AnswerError(f"{where}: it raises {error}\nlikely slip: {slip}") from error
+        slip = "the lists belong to the caller, who needs them again: take nothing away"
+        expect(f"`dims` and `sizes` afterwards {where}", (dims, columns), ([d for _, d in group], sizes), slip=slip)
         for i, (whole, start, dim) in enumerate(zip(wholes, starts, dims, strict=False)):
             values_of(given[i], whole, gathered, (ranks, start, sizes[i], dim), where)
         moved = [i for i, p in enumerate(given) if p.data_ptr() != places[i]]
@@ -312,12 +338,23 @@ def values_of(got, whole, gathered, place, where):
             parameter_order.view(whole.shape) if parameter_order.numel() == whole.numel() else None
         ),
     }
-    if whole.dtype == torch.float32:
-        slips[THROUGH_BF16] = through_bf16(whole)
+    if not got.untyped_storage().nbytes():
+        raise AnswerError(f"a parameter {list(whole.shape)} {where}: expected its memory, got it freed")
+    slips |= {
+        "`tensor_split` evens lengths out; the buffer has shards as `chunk` returns them": (
+            filled(whole, column, whole.tensor_split(ranks, dim))
+        )
+    }
+    if dim > 1:
+        slips["a parameter is split along its own `dim`, which may be 2 or more"] = filled(
+            whole, column, whole.chunk(ranks, 1)
+        )
     if dim:
         slips["along other dimensions, shards interleave: the parameter's chunk r along `dim` is row r"] = as_rows
     slip = "chunk r of the parameter is the beginning of row r of its column"
-    if bool((got == POISON).any()):
+    if is_narrowed(got, whole):
+        slip = NARROWED
+    elif bool((got == POISON).any()):
         slip = "padding was copied, too: the last elements of a row, and the gap, belong to no parameter"
     elif bool((got == POISON + 1).any()):
         slip = "some of the parameter was never written; shards have ceil(length / N) rows, the last ones fewer"
@@ -327,26 +364,23 @@ def values_of(got, whole, gathered, place, where):
     expect(f"a parameter {list(whole.shape)} {where}", got, whole, slips=slips, slip=slip)
 
 
+def filled(whole, column, parts):
+    """The parameter if its parts, of these shapes, are taken from the rows; None if they do not fit."""
+    if any(part.numel() > row.numel() for part, row in zip(parts, column, strict=False)):
+        return None
+    found, at = torch.full_like(whole, POISON + 1), [part.storage_offset() for part in parts]
+    for part, row, offset in zip(parts, column, at, strict=False):
+        found.as_strided(part.shape, part.stride(), offset).copy_(row[: part.numel()].view(part.shape))
+    return found
+
+
 @check("12.4")
 def check_chunk_cat(answer, variant):
     """Row r has chunk r of every gradient, in the buffer's dtype, and zeros elsewhere."""
-    for ranks, group, gap, dtype in settings(variant):
-        gradients = wholes_of(group, variant)
-        sizes, starts = layout(group, ranks, gap)
-        dims = [dim for _, dim in group]
-        wanted = packed_by_rank(gradients, group, ranks, gap, dtype, 0.0)
-        where = f"({named(group, ranks)})"
-        for fill in (float("nan"), POISON):
-            packed = torch.full_like(wanted, fill)
-            given = [gradient.clone() for gradient in gradients]
-            try:
-                with torch.no_grad():
-                    answer(packed, given, list(dims), list(sizes))
-            except RuntimeError as error:
-                slip = "the last chunks are short or missing: they fill the beginning of their row"
-                raise AnswerError(f"{where}: it raises {error}\nlikely slip: {slip}") from error
-            chunked(packed, wanted, gradients, group, (ranks, gap, fill), (sizes, starts), where)
-            expect(f"gradients afterwards {where}", given, gradients, slip="gradients are read, not written to")
+    for (ranks, group, gap, dtype), is_mixed in mixed(variant):
+        gradients = wholes_of(group, variant, DTYPES if is_mixed else DTYPES[1:2])
+        for fill, turned in ((float("nan"), False), (POISON, is_mixed)):
+            packed_once(answer, gradients, group, (ranks, gap, fill), dtype, turned)
     special = torch.tensor([float("inf"), 2.0, float("nan")])
     packed = torch.full((2, 2), POISON)
     answer(packed, [special], [0], [2, 0])
@@ -357,7 +391,53 @@ def check_chunk_cat(answer, variant):
         )
 
 
-def chunked(packed, wanted, gradients, group, place, columns, where):
+TURNED = "a gradient may be stored in another order than its shape's: `reshape` and `copy_` go by the shape"
+
+
+def packed_once(answer, gradients, group, place, dtype, turned):
+    """Gradients as the answer packs them; `turned`: stored in another order."""
+    ranks, gap, fill = place
+    sizes, starts = layout(group, ranks, gap)
+    wanted = packed_by_rank(gradients, group, ranks, gap, dtype, 0.0)
+    where = f"({named(group, ranks)}{', gradients that are not contiguous' if turned else ''})"
+    packed = torch.full_like(wanted, fill)
+    given = [
+        g.transpose(0, -1).clone(memory_format=torch.contiguous_format).transpose(0, -1) if turned else g.clone()
+        for g in gradients
+    ]
+    mine, stored = list(given), [packed, *given]
+    views = [each.detach() for each in stored]
+    arguments = given, [dim for _, dim in group], list(sizes)
+    try:
+        with torch.no_grad():
+            answer(packed, *arguments)
+    except RuntimeError as error:
+        slip = "the last chunks are short or missing: they fill the beginning of their row"
+        if max(dim for _, dim in group) > 1:
+            slip = "a gradient is split along its own `dim`, which may be 2 or more"
+        if turned and "view" in str(error):
+            slip = TURNED
+        raise AnswerError(f"{where}: it raises {error}\nlikely slip: {slip}") from error
+    for each, view in zip(stored, views, strict=True):
+        if not view.untyped_storage().nbytes() or each.data_ptr() != view.data_ptr():
+            what = "the buffer" if each is packed else f"a gradient {list(view.shape)}"
+            raise AnswerError(
+                f"{what} {where} afterwards: expected the memory that it had, got it freed or replaced\n"
+                "likely slip: the buffer and the gradients belong to the caller, who frees them"
+            )
+    chunked(packed, wanted, gradients, group, place, (sizes, starts), where, turned)
+    expect(f"gradients afterwards {where}", mine, gradients, slip="gradients are read, not written to")
+    slip = "the lists belong to the caller, who needs them again: take nothing away"
+    kept = [len(each) for each in arguments]
+    expect(
+        f"lengths of `gradients`, `dims` and `sizes` afterwards {where}",
+        kept,
+        [len(group)] * 2 + [len(sizes)],
+        slip=slip,
+    )
+
+
+def chunked(packed, wanted, gradients, group, place, columns, where, turned):
     ranks, gap, fill = place
     what, before = f"the packed gradients {where}", packed.isnan() if fill != fill else packed == fill
     tight = packed_tight(gradients, group, ranks, gap, wanted.dtype, 0.0)
@@ -375,14 +455,18 @@ def chunked(packed, wanted, gradients, group, place, columns, where):
     for (shape, dim), gradient, start, size in zip(group, gradients, columns[1], columns[0], strict=False):
         column, right = packed[:, start : start + size], wanted[:, start : start + size]
         slip = "row r has the gradient's chunk r, at the beginning of its column"
-        if dim and same(column.flatten(), gradient.flatten().to(column.dtype)):
+        if turned:
+            slip = TURNED
+        if is_narrowed(column, right):
+            slip = NARROWED if gradients[0].dtype == torch.float32 else FIRST_DTYPE
+        elif dim > 1 and same(column, spread(list(gradient.chunk(ranks, 1)), right)):
+            slip = "a gradient is split along its own `dim`, which may be 2 or more"
+        elif dim and same(column.flatten(), gradient.flatten().to(column.dtype)):
             slip = "a gradient that is split along `dim` has its chunks along it: they are not contiguous"
         elif not dim and same(column, spread(gradient.tensor_split(ranks), right)):
             slip = "`tensor_split` evens lengths out, and the shards of parameters and gradients must agree"
         elif not dim and same(column, spread(list(gradient.flatten().chunk(ranks)), right)):
             slip = "split by elements: a chunk has whole rows; otherwise, shards get the gradients of other elements"
-        elif same(column, through_bf16(right)):
-            slip = THROUGH_BF16
         elif same(column, right / ranks):
             slip = "the mean is taken by the reduction, over the ranks; here nothing is divided"
         expect(f"gradient {list(shape)} in the buffer {where}", column, right, slip=slip)
@@ -404,22 +488,26 @@ HOST = torch.device("cpu", 0)  # not the `cpu` that an answer may think of by it
 
 
 class Told:
-    """What a device with queues would have been told, in words, and which buffers were freed by then."""
+    """What a device with queues would have been told, in words, and which buffers were freed by then.
+
+    The n-th buffer is the one kept when the n-th event was recorded.
+    """
 
     def __init__(self, streams, buffers):
-        self.streams, self.buffers = streams, buffers
-        self.log, self.events, self.kept = [], {}, []
+        self.streams, self.buffers = streams, [buffer.detach() for buffer in buffers]
+        self.log, self.events, self.recorded_on, self.kept = [], {}, [], []
 
     def __call__(self, command):
         stream = next((name for name, each in self.streams.items() if each is command.stream), "another stream")
         self.kept.append(command.subject)  # so that no other object gets its id
         if command.verb == "record":
-            name = self.events[id(command.subject)] = f"event {len(self.events) + 1}"
-            self.log.append(f"{stream} records {name}")
+            self.recorded_on.append(stream)
+            self.events[id(command.subject)] = len(self.recorded_on)
+            self.log.append(f"{stream} records event {len(self.recorded_on)}")
         elif command.verb == "wait":
-            event = self.events.get(id(command.subject), "another event")
-            buffer = self.buffers.get(event)
-            freed = buffer is not None and not device.is_allocated(buffer)
+            number = self.events.get(id(command.subject))
+            event = f"event {number}" if number else "another event"
+            freed = number and number <= len(self.buffers) and not self.buffers[number - 1].untyped_storage().nbytes()
             self.log.append(f"{stream} waits for {event}" + (", with its buffer freed" if freed else ""))
         else:
             self.log.append("the host waits" if command.verb == "synchronize" else f"{command.verb} on {stream}")
@@ -456,7 +544,7 @@ def check_hold(answer, variant):
     streams = {"the reader": reader, "the owner": owner}
     keep, give_back = pair_of(answer)
     other_keep, other_back = pair_of(answer)
-    with told(streams, {"event 1": first, "event 2": second, "event 3": third}) as watch:
+    with told(streams, [first, second, third]) as watch:
         with device.on_stream(owner):
             give_back(HOST)
         expect(
@@ -476,7 +564,7 @@ def check_hold(answer, variant):
             watch.since()
         with device.on_stream(owner):
             give_back(HOST)
-        given_back(watch.since(), first, second)
+        given_back(watch.since(), "two buffers", {"first": views[0], "second": views[1]}, [2], [1, 2])
         if not device.is_allocated(third):
             raise AnswerError(
                 "a second pair's buffer after the first pair's `give_back`: expected it allocated, got it freed\n"
@@ -492,7 +580,53 @@ def check_hold(answer, variant):
         )
         with device.on_stream(owner):
             other_back(HOST)
-    assert views
+        given_back(watch.since(), "a single buffer", {"only": views[2]}, [3], [3])
+    several_readers(keep, give_back, variant)
+    dropped(keep, give_back, variant)
+
+
+def several_readers(keep, give_back, variant):
+    """Buffers of two readers, then one that both read: the latest event of each has to be waited for."""
+    readers, owner = [device.new_stream(HOST) for _ in range(2)], device.new_stream(HOST)
+    streams = {"the reader": readers[0], "the other reader": readers[1], "the owner": owner}
+    four, shared = [torch.zeros(variant.size, device="cpu") for _ in range(4)], torch.zeros(variant.size, device="cpu")
+    for which, buffers in (
+        ("four buffers, read by two streams in turn", four),
+        ("a buffer that two streams read", [shared] * 2),
+    ):
+        views, events = {f"number {n}": each[:2] for n, each in enumerate(buffers, start=1)}, range(1, len(buffers) + 1)
+        with told(streams, buffers) as watch:
+            for number, buffer in enumerate(buffers):
+                with device.on_stream(readers[number % 2]):
+                    keep(buffer)
+            watch.since()
+            with device.on_stream(owner):
+                give_back(HOST)
+            log = watch.since()
+        if buffers is not four:  # freed before the second wait, or after it
+            log = [each.removesuffix(", with its buffer freed") for each in log]
+        given_back(log, which, views, list(events)[-2:], list(events))
+        device.allocate(buffers[0])
+        if views["number 1"].data_ptr() != buffers[0].data_ptr():
+            raise AnswerError(FREED_UNDER_VIEWS)
+
+
+FREED_UNDER_VIEWS = (
+    "buffers after `give_back`: expected no memory, got a tensor with other memory\n"
+    "likely slip: views keep a storage alive; `buffer.untyped_storage().resize_(0)` frees it under them"
+)
+
+
+def dropped(keep, give_back, variant):
+    """A buffer to which nobody else has a reference."""
+    buffer = torch.zeros(variant.size, device="cpu")
+    storage = buffer.untyped_storage()  # not a view, which would refer to the buffer
+    with device.on_stream(device.new_stream(HOST)):
+        keep(buffer)
+    del buffer
+    give_back(HOST)
+    slip = "only a weak reference was kept: the caller may drop the buffer, whose memory nobody could give back then"
+    expect("bytes of a buffer that the caller has dropped", storage.nbytes(), 0, slip=slip)
 
 
 def kept(log, buffer):
@@ -514,29 +648,49 @@ def kept(log, buffer):
     expect("commands of a `keep`", log, [recorded], slips=slips, slip=slip)
 
 
-def given_back(log, first, second):
-    """Of two buffers, whose memory has to be there until the owner waits."""
-    what = "commands of a `give_back` of two buffers"
+def given_back(log, which, views, latest, events):
+    """Of buffers whose memory has to be there until the owner waits: for all `events`, or the `latest` of each reader.
+
+    Args:
+        log: commands of a `give_back`.
+        which: the buffers in words.
+        views: a view of each.
+        latest: the last event of each reader.
+        events: one for each buffer.
+    """
+    what = f"commands of a `give_back` of {which}"
+    needed = "a wait" if len(latest) == 1 else f"{len(latest)} waits"
     for words, slip in (
         ("the host waits", "`synchronize` stops the host; `wait_event` puts the wait into the stream's queue"),
         ("record_stream", "`device.free` calls `record_stream`; after the wait, `resize_(0)` of the storage is enough"),
         ("records", "an event of now is on the wrong stream: the reader's event was recorded in `keep`"),
         ("freed", "first the wait, then the free: freed memory may be reused at once"),
-        ("the reader waits", "the stream that is current in `give_back` is the owner's: let that one wait"),
+        ("reader waits", "the stream that is current in `give_back` is the owner's: let that one wait"),
         ("another stream", "`device.current_stream(on)` is the owner's stream"),
     ):
         if any(words in each for each in log):
-            raise AnswerError(f"{what}: expected two waits of the owner, got {describe(log)}\nlikely slip: {slip}")
-    wanted = [f"the owner waits for event {number}" for number in (1, 2)]
-    slips = {
-        "freed without a wait: the reader may not even have begun": [],
-        "the last event alone: another stream may have recorded the first": wanted[1:],
-        "the oldest alone: all that is kept is given back": wanted[:1],
-    }
-    expect(what, sorted(log), wanted, slips=slips, slip="each buffer's own event, once")
-    left = [name for name, buffer in (("first", first), ("second", second)) if buffer.untyped_storage().nbytes()]
+            raise AnswerError(f"{what}: expected {needed} of the owner, got {describe(log)}\nlikely slip: {slip}")
+    wait = "the owner waits for event {}".format
+    if not log and all(view.untyped_storage().nbytes() for view in views.values()):
+        slip = "all that is kept is given back, however little it is"
+        raise AnswerError(f"{what}: expected a wait and a free, got neither\nlikely slip: {slip}")
+    strange = [each for each in log if each not in map(wait, events)]
+    if strange or len(set(log)) < len(log) or any(wait(number) not in log for number in latest):
+        slips = {
+            "freed without a wait: the reader may not even have begun": [],
+            "the last event alone: another stream may have recorded the first": [wait(events[-1])],
+            "the oldest alone: all that is kept is given back": [wait(events[0])],
+        }
+        slip = "each buffer's own event, once"
+        if len(latest) > 1:
+            del slips["the oldest alone: all that is kept is given back"]
+            slip = "of each stream that has read a buffer, its latest event at least"
+        expect(what, log, [wait(number) for number in events], slips=slips, slip=slip)
+    left = [name for name, view in views.items() if view.untyped_storage().nbytes()]
     slip = "views keep a storage alive; `buffer.untyped_storage().resize_(0)` frees it under them"
-    expect("buffers that have memory after `give_back`", left, [], slip=slip)
+    if left and len(left) < len(views):
+        slip = "all that is kept is given back"
+    expect(f"of {which}, those that have memory after `give_back`", left, [], slip=slip)
 
 
 # 12.6

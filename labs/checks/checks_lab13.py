@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from minifsdp import comm
 from minifsdp.course.launch import rank_device
 from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, on_ranks
+from minifsdp.course.workshop.late import link_of
 from minifsdp.tensor_parallel import layouts
 
 ITEM = 8  # bytes: everything is in float64
@@ -48,9 +49,9 @@ def tensor(what, got, rank):
 # 13.1
 
 
-def factors(variant):
+def factors(variant, t):
     """x [rows, in] and w [in, out]: the example, then even parts, short parts, and ranks without a part."""
-    t, rows = variant.ranks, variant.size
+    rows = variant.size
     sizes = ((rows, 2 * t, 3 * t), (3, 2 * t + 1, 2 * t + 1), (rows, 1, 5), (2, 5, 1), (1, t + 1, t + 1))
     example = torch.tensor([[1.0, 2, 3], [4, 5, 6]]).double(), torch.tensor([[1.0, 2], [3, 4], [5, 6]]).double()
     others = [(randn(m, k, seed=variant.seed), randn(k, n, seed=variant.seed + 1)) for m, k, n in sizes]
@@ -66,15 +67,30 @@ UNEQUAL = (
 )
 
 
+class Sent:
+    """A link that notes what this rank sends."""
+
+    def __init__(self, link):
+        self.link, self.values = link, []
+
+    def submit(self, call, collective):
+        self.values.append([each for each in collective.args if isinstance(each, Tensor)][-1].flatten().tolist())
+        return collective() if self.link is None else self.link.submit(call, collective)
+
+
 def observe_multiply(answer, cases):
-    """For each case and split: product, messages, floating-point operations, and whether x and w are unchanged."""
+    """For each case and split: product, messages, floating-point operations, whether x and w are unchanged, values."""
     found = []
     for by in ("columns", "rows"):
         for case in cases:
             x, w = here(*case)
             given = x.clone(), w.clone()
             try:
-                with comm.record() as calls, FlopCounterMode(display=False) as counter:
+                with (
+                    link_of(Sent(comm.link)) as sent,
+                    comm.record() as calls,
+                    FlopCounterMode(display=False) as counter,
+                ):
                     got = answer(x, w, by, comm.world())
             except (IndexError, RuntimeError, ValueError) as error:
                 slip = TOO_FEW if isinstance(error, IndexError) else UNEQUAL
@@ -84,16 +100,20 @@ def observe_multiply(answer, cases):
                 raise AnswerError(f"{where}: it raises {error!r}\nlikely slip: {slip}") from error
             unchanged = torch.equal(x, given[0]) and torch.equal(w, given[1])
             got = got.cpu() if isinstance(got, Tensor) else got
-            found.append((by, *case, got, kinds(calls), counter.get_total_flops(), unchanged))
+            found.append((by, *case, got, kinds(calls), counter.get_total_flops(), unchanged, sent.values))
     return found
 
 
 @check("13.1")
 def check_multiply(answer, variant):
     """Every rank has the full result, after one all-gather for columns and one all-reduce for rows."""
-    t = variant.ranks
-    for rank, found in enumerate(on_ranks(t, observe_multiply, answer, factors(variant), slip=UNEQUAL)):
-        for by, x, w, got, calls, flops, unchanged in found:
+    for t in dict.fromkeys((variant.ranks, 3)):
+        check_multiply_on(t, answer, variant)
+
+
+def check_multiply_on(t, answer, variant):
+    for rank, found in enumerate(on_ranks(t, observe_multiply, answer, factors(variant, t), slip=UNEQUAL)):
+        for by, x, w, got, calls, flops, unchanged, sent in found:
             where = f"{by}, {list(x.shape)} times {list(w.shape)} on {t} ranks"
             dim = 1 if by == "columns" else 0
             size = -(-w.shape[dim] // t)
@@ -106,6 +126,11 @@ def check_multiply(answer, variant):
                     f"rank {rank}, {where}: expected at most {most:,} floating-point operations, got {flops:,}\n"
                     "likely slip: each rank has to multiply only by its shard of w; otherwise, nothing is gained"
                 )
+            mine = part(w, dim, t, rank)
+            own = x @ mine if by == "columns" else part(x, 1, t, rank) @ mine
+            slip = "the shards are those of `chunk`, ceil(length / t) long: `tensor_split` evens lengths out"
+            missing = [value for value in own.flatten().tolist() if min(abs(value - v) for v in sent[0]) > 1e-9]
+            expect(f"values of its own result that it does not send, {where}", missing, [], rank=rank, slip=slip)
             slip = "x and w belong to the caller: do not change them"
             expect(f"x and w unchanged, {where}", unchanged, True, rank=rank, slip=slip)
 
@@ -213,6 +238,32 @@ def expanded(function, x):
     return leaf.grad
 
 
+def kept_apart(function, x, gradient):
+    """Whether a second call leaves the first one's result, and gradient, as they are."""
+    first, second = x.clone().requires_grad_(), (2 * x).requires_grad_()
+    y = function(first)
+    result = y.detach().clone()
+    z = function(second)
+    (of_first,) = torch.autograd.grad(y, first, gradient)
+    was = of_first.clone()
+    torch.autograd.grad(z, second, 3 * gradient)
+    return torch.equal(y.detach(), result), torch.equal(of_first, was)
+
+
+def not_contiguous(function, x, gradient):
+    """The effect on tensors that are stored in another order."""
+    try:
+        found = crossed(function, x, gradient)
+    except RuntimeError as error:
+        if "view" not in str(error) and "contiguous" not in str(error):
+            raise
+        raise AnswerError(f"a tensor that is not contiguous: it raises {error}\nlikely slip: {ORDER}") from error
+    return found["value"], found["gradient"]
+
+
+APART = "its buffer is kept from call to call, and the next call overwrites what the last one returned"
+
+
 def inputs_of_pair(t, variant):
     shape = (variant.size, 4)
     return [(randn(*shape, seed=variant.seed, rank=r), randn(*shape, seed=variant.seed + 7, rank=r)) for r in range(t)]
@@ -234,7 +285,42 @@ def observe_pair(answer, inputs):
     found["g"]["order"] = crossed(g, in_other_order(x, group.rank()), gradient)["value"]
     with torch.no_grad():
         found["g"]["without"] = g(x).clone()
+    for name, each in (("f", f), ("g", g)):
+        found[name]["apart"] = kept_apart(each, x, gradient)
+        found[name]["shapes"] = [of_shape(each, x, gradient, shape) for shape in SHAPES]
     return found
+
+
+SHAPES = ((2, -1), (-1,), (2, 2, -1), (1, 2, 1, -1))  # of the first 4 elements
+
+
+def of_shape(function, x, gradient, shape):
+    """The shapes of the result and the gradient for a tensor of this shape."""
+    x, gradient = (each.flatten()[:4].reshape(shape) for each in (x, gradient))
+    try:
+        found = crossed(function, x, gradient)
+    except (IndexError, RuntimeError, ValueError) as error:
+        return f"{list(x.shape)}: it raises {error}"
+    return [
+        list(x.shape),
+        list(found["value"].shape),
+        None if found["gradient"] is None else list(found["gradient"].shape),
+    ]
+
+
+def check_calls(what, found, rank):
+    """Tensors of any shape, and a second call."""
+    for got in found["shapes"]:
+        shape = got[0] if isinstance(got, list) else got
+        slip = "f and g accept tensors of any shape, and return that shape in both directions"
+        expect(f"{what}, shapes of x, of the result and of the gradient", got, [shape] * 3, rank=rank, slip=slip)
+    expect(
+        f"{what}, result and gradient after a second call: unchanged",
+        found["apart"],
+        (True, True),
+        rank=rank,
+        slip=APART,
+    )
 
 
 @check("13.2")
@@ -248,6 +334,8 @@ def check_f_and_g(answer, variant):
             mine, gradient = inputs[rank]
             enter(found["f"], mine, gradient, gradients, message, t, rank)
             leave(found["g"], x, mine, gradient, gradients, message, t, rank)
+            check_calls(f"f on {t} ranks", found["f"], rank)
+            check_calls(f"g on {t} ranks", found["g"], rank)
 
 
 def enter(f, x, gradient, gradients, message, t, rank):
@@ -314,9 +402,9 @@ def leave(g, x, mine, gradient, gradients, message, t, rank):
 HIDDEN = 6
 
 
-def mlp_parts(inner, seed):
+def mlp_parts(inner, batch, seed):
     """x, up, up_bias, down, down_bias and the gradient of the output."""
-    shapes = ((2, 3, HIDDEN), (inner, HIDDEN), (inner,), (HIDDEN, inner), (HIDDEN,), (2, 3, HIDDEN))
+    shapes = ((*batch, HIDDEN), (inner, HIDDEN), (inner,), (HIDDEN, inner), (HIDDEN,), (*batch, HIDDEN))
     return [randn(*shape, seed=seed, rank=number) for number, shape in enumerate(shapes)]
 
 
@@ -345,8 +433,16 @@ def observe_mlp(answer, whole):
     leaves = [leaf.clone().requires_grad_() for leaf in parts_on(whole, group.size(), group.rank())]
     before = [leaf.detach().clone() for leaf in leaves]
     f, g = (partial(each, group=group) for each in (layouts.f, layouts.g))
-    with comm.record() as forward:
-        y = answer(*leaves, f, g)
+    try:
+        with comm.record() as forward:
+            y = answer(*leaves, f, g)
+    except (IndexError, RuntimeError, ValueError) as error:
+        if len(whole[0].shape) == 3:
+            raise
+        raise AnswerError(
+            f"x of shape {list(whole[0].shape)}: it raises {error}\n"
+            "likely slip: x is [.., h], with any number of dimensions before h: `F.linear` and `@` accept all of them"
+        ) from error
     if not (isinstance(y, Tensor) and y.requires_grad):
         raise AnswerError(f"expected a tensor with a gradient, got {describe(y)}")
     if y.shape != whole[-1].shape:
@@ -363,9 +459,9 @@ def observe_mlp(answer, whole):
 @check("13.3")
 def check_mlp(answer, variant):
     """Each pass runs one all-reduce; output and gradients are those of one process."""
-    for t, each in dict.fromkeys(((variant.ranks, 4), (variant.ranks, 0), (3, 0))):
+    for t, each, batch in ((variant.ranks, 4, (2, 3)), (variant.ranks, 0, (5,)), (3, 0, ())):
         inner = each * t or 3 * t - 1  # even parts, then a short one
-        whole = mlp_parts(inner, variant.seed + inner)
+        whole = mlp_parts(inner, batch, variant.seed + inner)
         for rank, found in enumerate(on_ranks(t, observe_mlp, answer, whole)):
             compare_mlp(found, whole, t, rank)
 
@@ -433,6 +529,9 @@ def gradient_slips(name, right, partial_sum, t):
 # 13.4
 
 
+TOKENS_APART = "large and small tokens"
+
+
 def losses_of(variant):
     """Ranks, name, logits and targets of each case: even parts, a short part, and logits far from zero."""
     for t in dict.fromkeys((variant.ranks, 3)):
@@ -441,10 +540,16 @@ def losses_of(variant):
             ("a short part", 3 * t - 1, 0.0, t),
             ("large logits on one rank", 4 * t, 2e3, 1),
             ("large logits", 4 * t, 2e3, t),
+            (TOKENS_APART, 4 * t, 0.0, t),
+            ("the lab's vocabulary", 257, 0.0, t),
         ):
-            logits = randn(variant.size + 2, classes, seed=variant.seed + classes)
+            logits = randn(variant.size + 4, classes, seed=variant.seed + classes)
             logits[:, : classes * spread // t] += far
-            targets = torch.arange(variant.size + 2) * 5 % classes
+            if name == TOKENS_APART:
+                logits[::2] -= 2e3
+            width, even = -(-classes // t), classes // t
+            edges = [5, 0, width - 1, width, classes - 1, even - 1, even, 2 * even - 1, 2 * even, 2 * width]
+            targets = torch.tensor(edges + list(range(variant.size)))[: variant.size + 4] % classes
             yield t, name, logits, targets
 
 
@@ -513,7 +618,9 @@ def compare_loss(seen, case, t, rank):
     )
     if not bool(torch.isfinite(loss).all()):
         slip = "exp of a large logit is inf: first subtract the token's maximum over all ranks"
-        if bool(loss.lt(0).all()):
+        if name == TOKENS_APART:
+            slip = "each token has a maximum of its own, over its classes: all exponentials of the others become 0"
+        elif bool(loss.lt(0).all()):
             slip = "all exponentials are 0, because the ranks' maxima were added up: reduce them with `comm.MAX`"
     EXACT(f"the loss, {where}", loss, right.detach(), rank=rank, slips=slips, slip=slip)
     numbers = len(targets) * ITEM
@@ -614,7 +721,14 @@ def observe_sequence(answer, inputs):
     f, g = pair_of(answer, group)
     found = {"f": crossed(f, mine, whole), "g": crossed(g, whole, mine)}
     turned = whole.movedim(1, 0).contiguous().movedim(0, 1)
-    found["g"]["order"] = crossed(g, turned, mine)["value"]
+    other = mine.movedim(1, 0).contiguous().movedim(0, 1)
+    found["g"]["order"] = not_contiguous(g, turned, other)
+    found["f"]["order"] = not_contiguous(f, other, turned)
+    for name, x, gradient in (("f", mine, whole), ("g", whole, mine)):
+        if found[name]["value"].shape == gradient.shape and found[name]["gradient"].shape == x.shape:
+            several = kept_apart({"f": f, "g": g}[name], x, gradient)
+            one = kept_apart({"f": f, "g": g}[name], x[:1], gradient[:1])  # a move of dimensions copies nothing
+            found[name]["apart"] = tuple(a and b for a, b in zip(several, one, strict=True))
     if found["g"]["value"].shape == mine.shape:
         crossed(g, whole[:1].contiguous(), mine[:1].contiguous())  # one sequence: a move of dimensions copies nothing
     return found
@@ -644,7 +758,14 @@ def check_sequence(answer, variant):
             EXACT(f"{what}, the gradient", g["gradient"], joined, rank=rank, slips=slips, slip=DIMENSION)
             expect(f"{what}, messages forward", g["forward"], scatter, rank=rank, slips=dear(bytes_of))
             expect(f"{what}, messages backward", g["backward"], gather, rank=rank, slips=dear(bytes_of))
-            EXACT(f"{what}, an x that is not contiguous", g["order"], part(total, 1, t, rank), rank=rank, slip=ORDER)
+            own = part(total, 1, t, rank)
+            orders = (("f", f["order"], (joined, own)), ("g", g["order"], (own, joined)))
+            for name, got, wanted in orders:
+                for which, a, b in zip(("an x", "a gradient"), got, wanted, strict=True):
+                    EXACT(f"{name} on {t} ranks, {which} that is not contiguous", a, b, rank=rank, slip=ORDER)
+            for name, apart in (("f", f["apart"]), ("g", g["apart"])):
+                what = f"{name} on {t} ranks, result and gradient after a second call: unchanged"
+                expect(what, apart, (True, True), rank=rank, slip=APART)
 
 
 DIMENSION = (
@@ -661,7 +782,16 @@ def joining(parts):
     return {
         "the shards are joined along the batch: bring the sequence to the front before the gather": rows,
         "the gathered buffer is [t, b, s / t, h]; viewing it as [b, s, h] mixes sequences": rows.view(whole.shape),
+        "the ranks' tokens are joined in rank order; here they are in the reverse order": torch.cat(parts[::-1], 1),
+        "the tokens of a rank keep their order; here the sequence is reversed": whole.flip(1),
+        "`reshape` and `view` do not move dimensions: `movedim(1, 0)` does": moved_by_view(parts, whole),
     }
+
+
+def moved_by_view(parts, whole):
+    """Dimensions 0 and 1 renamed instead of moved, before the gather."""
+    b, s, h = parts[0].shape
+    return torch.cat([each.reshape(s, b, h) for each in parts]).movedim(0, 1).contiguous().view(whole.shape)
 
 
 def alone(parts, rank):
@@ -711,13 +841,15 @@ def observe_norm(answer, seed, size):
         randn(2, size, 5, seed=seed + 1, rank=group.rank()),
     )
     leaves = [leaf.requires_grad_() for leaf in (mine, weight, bias)]
+    given = [leaf.detach().clone() for leaf in leaves]
     with comm.record() as forward:
         y = answer(mine, weight, bias, partial(layouts.f, group=group))
     if not (isinstance(y, Tensor) and y.requires_grad):
         raise AnswerError(f"expected a tensor with a gradient, got {describe(y)}")
+    same = [torch.equal(leaf.detach(), was) for leaf, was in zip(leaves, given, strict=True)]
     with comm.record() as backward:
         y.backward(gradient)
-    return y.detach(), [leaf.grad for leaf in leaves], kinds(forward), kinds(backward)
+    return y.detach(), [leaf.grad for leaf in leaves], kinds(forward), kinds(backward), same
 
 
 @check("13.6")
@@ -727,13 +859,15 @@ def check_norm(answer, variant):
     for t in dict.fromkeys((variant.ranks, 3)):
         seen = on_ranks(t, observe_norm, answer, seed, size)
         own = [one_norm(seed, size, rank) for rank in range(t)]
-        for rank, (y, gradients, forward, backward) in enumerate(seen):
+        for rank, (y, gradients, forward, backward, same) in enumerate(seen):
             what = f"the norm on {t} ranks"
             wanted, mine = own[rank]
             slip = "a norm treats each token independently, so the forward pass needs no message"
             expect(f"{what}, messages forward", forward, [], rank=rank, slip=slip)
             slip = "apply LayerNorm over the last dimension, with eps 1e-5"
             EXACT(f"{what}, the output", y, wanted, rank=rank, slip=slip)
+            slip = "the tokens and the parameters belong to the caller: do not change them"
+            expect(f"{what}, tokens, weight and bias unchanged", same, [True] * 3, rank=rank, slip=slip)
             totals = [sum(each[1][number] for each in own) for number in range(3)]
             slips = {
                 "f was applied to the tokens and added up gradients of different tokens: apply it to the parameters": (

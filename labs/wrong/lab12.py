@@ -131,6 +131,20 @@ Asserts instead of raising.
 + assert not dim or length % ranks == 0
 """)
 
+wrong("12.1", "rank r begins at row r").diff("""
+Takes the last dimension for any but the first.
+- length = whole.shape[dim]
++ dim = whole.dim() - 1 if dim else 0
++ length = whole.shape[dim]
+""")
+wrong("12.1", "a dtype of the shard").diff("""
+Returns an empty shard of torch's default dtype.
+- return whole.narrow(dim, start, end - start)
++ if start == end:
++     return torch.empty([0 if i == dim else n for i, n in enumerate(whole.shape)])
++ return whole.narrow(dim, start, end - start)
+""")
+
 
 # 12.2
 
@@ -213,6 +227,20 @@ Returns the row as a matrix.
 + return row[None]
 """)
 
+wrong("12.2", "all passed through the first one's").diff("""
+Casts all shards to the first one's dtype.
+-     column[: piece.numel()].view(piece.shape).copy_(piece)
++     column[: piece.numel()].view(piece.shape).copy_(piece.to(pieces[0].dtype))
+""")
+wrong("12.2", "take nothing away").diff("""
+Takes the shards out of the caller's list.
+- for column, piece in zip(row.split(sizes), pieces, strict=False):
+-     column[: piece.numel()].view(piece.shape).copy_(piece)
++ for column in row.split(sizes)[:-1]:
++     piece = pieces.pop(0)
++     column[: piece.numel()].view(piece.shape).copy_(piece)
+""")
+
 # 12.3
 
 
@@ -292,6 +320,17 @@ def copy_out(gathered, params, dims, sizes, ranks):
         for part, row in zip(whole.tensor_split(ranks, dim), column.flip(0).flip(0), strict=False):
             part.copy_(row[row.numel() - part.numel() :].view(part.shape))
 
+
+wrong("12.3", "which may be 2 or more").diff("""
+Treats all dimensions but the first as the second.
+-     for part, row in zip(whole.chunk(ranks, dim), column, strict=False):
++     for part, row in zip(whole.chunk(ranks, min(dim, 1)), column, strict=False):
+""")
+wrong("12.3", "`tensor_split` evens lengths out").diff("""
+Has parts of even lengths.
+-     for part, row in zip(whole.chunk(ranks, dim), column, strict=False):
++     for part, row in zip(whole.tensor_split(ranks, dim), column, strict=False):
+""")
 
 # 12.4
 
@@ -378,6 +417,31 @@ wrong("12.4", "they fill the beginning of their row").diff("""
 Copies short chunks to whole rows.
 -         row[: part.numel()].view(part.shape).copy_(part)
 +         row.view(part.shape).copy_(part)
+""")
+
+wrong("12.4", "all passed through the first one's").diff("""
+Casts all gradients to the first one's dtype.
+-     for part, row in zip(gradient.chunk(packed.shape[0], dim), column, strict=False):
++     for part, row in zip(gradient.to(gradients[0].dtype).chunk(packed.shape[0], dim), column, strict=False):
+""")
+wrong("12.4", "which may be 2 or more").diff("""
+Treats all dimensions but the first as the second.
+-     for part, row in zip(gradient.chunk(packed.shape[0], dim), column, strict=False):
++     for part, row in zip(gradient.chunk(packed.shape[0], min(dim, 1)), column, strict=False):
+""")
+wrong("12.4", "may be stored in another order than its shape's").diff("""
+Takes elements in the order of memory.
+-     for part, row in zip(gradient.chunk(packed.shape[0], dim), column, strict=False):
++     gradient = gradient.as_strided(gradient.shape, torch.empty(gradient.shape).stride())
++     for part, row in zip(gradient.chunk(packed.shape[0], dim), column, strict=False):
+""")
+wrong("12.4", "belong to the caller, who frees them").diff("""
+Frees each gradient when it is packed.
+-     for part, row in zip(gradient.chunk(packed.shape[0], dim), column, strict=False):
+-         row[: part.numel()].view(part.shape).copy_(part)
++     for part, row in zip(gradient.chunk(packed.shape[0], dim), column, strict=False):
++         row[: part.numel()].view(part.shape).copy_(part)
++     gradient.untyped_storage().resize_(0)
 """)
 
 # 12.5
@@ -535,6 +599,34 @@ wrong("12.5", "`device.free` calls `record_stream`").diff("""
 Frees with `record_stream`.
 -         buffer.untyped_storage().resize_(0)
 +         device.free(buffer)
+""")
+
+wrong("12.5", "however little it is").diff("""
+Waits until two buffers are there.
+-     for buffer, read in kept:
++     for buffer, read in kept if len(kept) > 1 else ():
+""")
+wrong("12.5", "only a weak reference was kept").diff("""
+Refers to buffers weakly.
+-     kept.append((buffer, device.current_stream(buffer.device).record_event()))
++     import weakref
++     kept.append((weakref.ref(buffer), device.current_stream(buffer.device).record_event()))
+
+-         buffer.untyped_storage().resize_(0)
++         if buffer() is not None:
++             buffer().untyped_storage().resize_(0)
+""")
+wrong("12.5", "its latest event at least").diff("""
+Waits for one event per buffer, the first.
+-     for buffer, read in kept:
+-         device.current_stream(on).wait_event(read)
+-         buffer.untyped_storage().resize_(0)
++     seen = set()
++     for buffer, read in kept:
++         if id(buffer) not in seen:
++             device.current_stream(on).wait_event(read)
++         seen.add(id(buffer))
++         buffer.untyped_storage().resize_(0)
 """)
 
 # 12.6

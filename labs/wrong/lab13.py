@@ -145,6 +145,33 @@ def multiply(x, w, by, group):
     return gathered[: w.shape[1]].t()
 
 
+wrong("13.1", "`comm.all_gather` only starts").diff("""
+Reads the gathered columns without a wait.
+- comm.all_gather(gathered.view(-1), product.view(-1), group).wait()
++ comm.all_gather(gathered.view(-1), product.view(-1), group)
+""")
+wrong("13.1", "`comm.all_reduce` only starts").diff("""
+Returns the partial sum without a wait.
+-     comm.all_reduce(product, group).wait()
++     comm.all_reduce(product, group)
+""")
+
+
+@wrong("13.1", "`tensor_split` evens lengths out")
+def multiply(x, w, by, group):
+    """Has shards of even lengths."""
+    t, rank = group.size(), group.rank()
+    if by == "rows":
+        product = x.tensor_split(t, 1)[rank] @ w.tensor_split(t, 0)[rank]
+        comm.all_reduce(product, group).wait()
+        return product
+    parts = w.tensor_split(t, 1)
+    product = x @ F.pad(parts[rank], (0, parts[0].shape[1] - parts[rank].shape[1]))
+    gathered = product.new_empty(t, *product.shape)
+    comm.all_gather(gathered.view(-1), product.view(-1), group).wait()
+    return torch.cat([each[:, : part.shape[1]] for each, part in zip(gathered, parts, strict=True)], 1)
+
+
 # 13.2
 
 wrong("13.2", "an all-reduce in both directions: all ranks continue").diff("""
@@ -219,6 +246,27 @@ def f_and_g(group):
     return Enter.apply, leave
 
 
+wrong("13.2", "`comm.all_reduce` only starts").diff("""
+Waits for no sum.
+-     comm.all_reduce(total, group).wait()
++     comm.all_reduce(total, group)
+""")
+wrong("13.2", "that shape in both directions").diff("""
+Returns sums with two dimensions.
+-     total = x.clone(memory_format=torch.contiguous_format)
++     total = x.reshape(-1, x.shape[-1]).clone(memory_format=torch.contiguous_format)
+""")
+wrong("13.2", "the next call overwrites").diff("""
+Keeps one buffer for all calls.
+-     total = x.clone(memory_format=torch.contiguous_format)
++     total = kept.setdefault(tuple(x.shape), torch.empty_like(x, memory_format=torch.contiguous_format))
++     total = total.detach().copy_(x)
+
+- def summed(x):
++ kept = {}
++ def summed(x):
+""")
+
 # 13.3
 
 wrong("13.3", "every rank added the second bias before the sum").diff("""
@@ -289,6 +337,12 @@ Lets x in through f twice.
 + hidden = F.gelu(F.linear(f(f(x)), up, up_bias))
 """)
 
+wrong("13.3", "with any number of dimensions before h").diff("""
+Has exactly one batch and one sequence.
+- hidden = F.gelu(F.linear(f(x), up, up_bias))
++ hidden = F.gelu(torch.einsum("bsh,ih->bsi", f(x), up) + up_bias)
+""")
+
 # 13.4
 
 
@@ -348,8 +402,9 @@ Adds up the tokens' losses.
 @wrong("13.4", "logits must not be gathered")
 def cross_entropy(logits, targets, first, group, g):
     """Gathers the logits."""
-    size = -(-11 // group.size())
-    padded = F.pad(logits, (0, max(0, size - logits.shape[1]))).detach()
+    size = torch.tensor(logits.shape[1])
+    comm.all_reduce(size, group, comm.MAX).wait()
+    padded = F.pad(logits, (0, int(size) - logits.shape[1])).detach()
     everything = padded.new_empty(group.size(), *padded.shape)
     comm.all_gather(everything.view(-1), padded.contiguous().view(-1), group).wait()
     return F.cross_entropy(logits, targets % logits.shape[1])
@@ -431,6 +486,26 @@ def cross_entropy(logits, targets, first, group, g):
     sums = Both.apply(torch.stack([shifted.exp().sum(-1), wanted]))
     return (sums[0].log() - sums[1]).mean()
 
+
+wrong("13.4", "`comm.all_reduce` only starts").diff("""
+Does not wait for the maximum.
+- comm.all_reduce(largest, group, comm.MAX).wait()
++ comm.all_reduce(largest, group, comm.MAX)
+""")
+wrong("13.4", "each token has a maximum of its own").diff("""
+Takes one maximum for all tokens.
+- largest = logits.detach().amax(-1)
++ largest = logits.detach().max().expand(len(targets)).clone()
+""")
+wrong("13.4", "right to 6 digits only").diff("""
+Computes in float32.
+- largest = logits.detach().amax(-1)
++ logits = logits.float()
++ largest = logits.detach().amax(-1)
+
+- return (sums[0].log() - sums[1]).mean()
++ return (sums[0].log() - sums[1]).mean().double()
+""")
 
 # 13.5
 
@@ -539,6 +614,30 @@ Returns all tokens of the sum.
 +         return total
 """)
 
+wrong("13.5", "`comm.all_gather` only starts").diff("""
+Does not wait for the gather.
+-     comm.all_gather(whole.view(-1), part.view(-1), group).wait()
++     comm.all_gather(whole.view(-1), part.view(-1), group)
+""")
+wrong("13.5", "`comm.reduce_scatter` only starts").diff("""
+Does not wait for the reduce-scatter.
+-     comm.reduce_scatter(part.view(-1), whole.view(-1), group).wait()
++     comm.reduce_scatter(part.view(-1), whole.view(-1), group)
+""")
+wrong("13.5", "the order of memory").diff("""
+Takes elements in the order of memory.
+  def gathered(x):
+-     part = x.movedim(1, 0).contiguous()
++     x = x.as_strided(x.shape, torch.empty(x.shape).stride())
++     part = x.movedim(1, 0).contiguous()
+""")
+wrong("13.5", "do not move dimensions").diff("""
+Calls the batch the sequence.
+  def gathered(x):
+-     part = x.movedim(1, 0).contiguous()
++     part = x.reshape(x.shape[1], x.shape[0], x.shape[2])
+""")
+
 # 13.6
 
 wrong("13.6", "only this rank's tokens: the ranks' gradients of the weight").diff("""
@@ -580,6 +679,13 @@ wrong("13.6", "nothing else is sent").diff("""
 Sums the outputs' gradients for nothing.
 - return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
 + part = part + 0 * f(part.detach().requires_grad_())
++ return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
+""")
+
+wrong("13.6", "belong to the caller").diff("""
+Centres the tokens in place.
+- return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
++ part.data.sub_(part.data.mean(-1, keepdim=True))
 + return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
 """)
 

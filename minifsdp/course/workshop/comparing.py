@@ -41,7 +41,8 @@ def expect(
     if same(got, wanted, tolerance):
         return
     known = overriding or (race if isinstance(wanted, Tensor) else None)
-    usual = known or next((text for text, wrong in (slips or {}).items() if same(got, wrong, tolerance)), slip)
+    usual = known or next((text for text, wrong in (slips or {}).items() if same(got, wrong, tolerance)), None)
+    usual = usual or _dtype_slip(got, wanted) or slip
     where = "" if rank is None else f"rank {rank}, "
     lines = [f"{where}{what}: expected {describe(wanted)}, got {describe(got)}{_first_difference(got, wanted)}"]
     if usual:
@@ -81,6 +82,19 @@ def _same_tensor(got: Tensor, wanted: Tensor, tolerance: float) -> bool:
     return torch.allclose(got, wanted, rtol=0.0, atol=tolerance * max(largest, 1e-30))
 
 
+def _dtype_slip(got: Any, wanted: Any) -> str | None:
+    """The explanation for values that are right as far as another dtype's digits go."""
+    if not (isinstance(got, Tensor) and isinstance(wanted, Tensor) and got.shape == wanted.shape and wanted.numel()):
+        return None
+    if not same(got.detach().double(), wanted.detach().double(), 1e-2 if got.dtype.itemsize == 2 else 1e-6):
+        return None
+    if got.dtype != wanted.dtype:
+        return f"the values are right but their dtype is {_dtype(got)}: it has to be {_dtype(wanted)}"
+    if wanted.dtype == torch.float64:
+        return "the values are right to 6 digits only: something was computed in, or cast to, a narrower dtype"
+    return None
+
+
 def describe(value: Any) -> str:
     """A short description of a value."""
     match value:
@@ -111,7 +125,11 @@ def _rounded(value: Any) -> Any:
 
 
 def _kind(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{list(tensor.shape)} {_dtype(tensor)}"
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _first_difference(got: Any, wanted: Any) -> str:

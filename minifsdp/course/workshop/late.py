@@ -91,9 +91,9 @@ class _Message:
         self.work, self.collective = self.collective(), lambda: self.work
 
     def wait(self) -> None:
-        self.link.start(self)
         if self in self.link.pending:
             self.link.pending.remove(self)
+        self.link.start(self)
         self.work.wait()
 
 
@@ -116,7 +116,12 @@ def observed(observe: Callable[..., Any], args: tuple[Any, ...]) -> Seen:
     if rank_device().type != "cpu":  # on a GPU, the stream decides when a collective runs
         return Seen(observe(*args))
     with link_of(Late()) as late:
-        returned = observe(*args)
+        try:
+            returned = observe(*args)
+        except RuntimeError as error:
+            if late.pending and "modified inplace" in str(error):  # autograd has noticed the late collective
+                error.add_note(f"likely slip: {NEVER.format(late.pending[0].call.op)}")
+            raise
     return Seen(returned, race=late.finish())
 
 
