@@ -87,6 +87,7 @@ __all__ = [
     "name_of",
     "new_group_named",
     "nodes_so_far",
+    "pass_on_hooks",
     "place_of",
     "post_hooks_of",
     "put_local",
@@ -183,6 +184,14 @@ def post_hooks_of(param: Tensor) -> Mapping[int, Callable[[Tensor], None]]:
 def hooked_in(params: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
     """The ones with hooks of either kind."""
     return [p for p in params if p._post_accumulate_grad_hooks or p._backward_hooks]
+
+
+def pass_on_hooks(source: Tensor, target: Tensor) -> None:
+    """Give `target` the hooks of `source` where it has none of its own; their handles remove them from both."""
+    if target._backward_hooks is None:
+        target._backward_hooks = source._backward_hooks
+    if target._post_accumulate_grad_hooks is None:
+        target._post_accumulate_grad_hooks = source._post_accumulate_grad_hooks
 
 
 def steps_in_backward(param: Tensor) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from minifsdp import device
@@ -146,7 +147,8 @@ class FlatView(View):
         """
         kept = False
         for p, part in zip(self.shards, self.slices(mean), strict=True):
-            call_hooks(p, part)
+            if p.requires_grad and hooks_of(p):
+                call_hooks(p, part)
             if not (p.requires_grad and p.numel()):
                 continue
             if p.grad is None:
@@ -190,17 +192,28 @@ class FlatView(View):
         self._gradient.drop()
 
 
+@torch.no_grad()
 def call_hooks(p: nn.Parameter, gradient: Tensor) -> None:
-    """Call the hooks of `register_hook` on a gradient on its way to `p`; they may change it."""
-    for hook in hooks_of(p).values():
+    """Call the hooks of `register_hook` on a gradient on its way to `p`; they may change it, or be removed.
+
+    Raises:
+        RuntimeError: one returns something other than a gradient of this kind.
+    """
+    for hook in [*hooks_of(p).values()]:
         changed = hook(gradient)
-        if changed is not None:
-            gradient.copy_(changed)
+        if changed is None:
+            continue
+        if not isinstance(changed, type(gradient)) or changed.shape != gradient.shape:
+            raise RuntimeError(
+                f"a hook of register_hook got a {type(gradient).__name__} {tuple(gradient.shape)} and returned a "
+                f"{type(changed).__name__} {tuple(changed.shape)}: return one of the same type and shape"
+            )
+        gradient.copy_(changed)
 
 
 def call_post_hooks(shards: Iterable[nn.Parameter]) -> None:
     """Call the hooks of `register_post_accumulate_grad_hook`."""
     for p in shards:
-        for hook in post_hooks_of(p).values():
+        for hook in [*post_hooks_of(p).values()]:
             if p.grad is not None:
                 hook(p)

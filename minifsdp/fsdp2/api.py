@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
+from weakref import WeakSet
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from minifsdp import comm, process_groups
 from minifsdp.device import compute_device
 from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.plan import Plan
+from minifsdp.fsdp.torch_api.optimizer_checks import (
+    check_every_step,
+    check_steps_after_backward,
+    note_taken,
+    noted_of,
+)
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut
 from minifsdp.fsdp2.hooks import State, has_state
@@ -61,7 +67,7 @@ class CPUOffloadPolicy(OffloadPolicy):
 NO_POLICY, ON_DEVICE = MixedPrecisionPolicy(), OffloadPolicy()
 
 
-_managed: Any = WeakIdKeyDictionary()  # original parameters that a call has taken, with their names
+_units: WeakSet[ParamUnit] = WeakSet()
 
 
 def fully_shard(
@@ -92,8 +98,9 @@ def fully_shard(
         `module`, whose class is now also an `FSDPModule`.
 
     Raises:
-        ValueError: a module was sharded before or has no forward; a parameter is a scalar; or the mesh has 3
-            dimensions.
+        RuntimeError: an optimizer of a parameter is to step in backward.
+        ValueError: a module, or a parameter of it, was sharded before; a module has no forward; a parameter is a
+            scalar; or the mesh has 3 dimensions.
         NotImplementedError: a parameter is not contiguous, or is split unevenly along a dimension other than 0.
     """
     stay_out_of_graphs()
@@ -120,7 +127,9 @@ def fully_shard(
         name = type(modules[0]).__name__
         unit = ParamUnit(params, cuts, mesh, plan, device, name, reshard_after_forward is not False, smaller)
         for p, places in params.items():
-            _managed[p] = places[0].name
+            note_taken(p, places[0].name, unit)
+        check_every_step()
+        _units.add(unit)
         unit.policy = mp_policy
     State(modules, unit, mp_policy, reshard_after_forward is None, device)
     for each in modules:
@@ -155,13 +164,14 @@ def _params_of(modules: Sequence[nn.Module], ignored: Collection[nn.Parameter]) 
         for p, places in find_parameters(each, taken).items():
             if id(p) not in left_out:
                 params.setdefault(p, []).extend(places)
+    shards = {p: (name, unit) for unit in _units for name, p in zip(unit.names, unit.shards, strict=True)}
     for p, places in params.items():
         name = places[0].name
-        if p in _managed:
-            raise ValueError(
-                f"{name} is shared with {_managed[p]} of a module that was sharded before: shard modules that share a "
-                "parameter together, fully_shard([module_a, module_b])"
-            )
+        check_steps_after_backward(name, p)
+        if (before := noted_of(p)) is not None:
+            _refuse(name, before.name, before.unit())
+        if p in shards:
+            _refuse(name, *shards[p])
         if p in replaced and p.requires_grad:
             refuse_replaced(p)
         if p.ndim == 0:
@@ -171,6 +181,13 @@ def _params_of(modules: Sequence[nn.Module], ignored: Collection[nn.Parameter]) 
         if not p.is_contiguous():
             raise NotImplementedError(f"fully_shard does not support non-contiguous parameters: {name} is {p.stride()}")
     return dict(sorted(params.items(), key=lambda item: -item[0].itemsize))  # wide dtypes first (cut.py, Rows)
+
+
+def _refuse(name: str, before: str, unit: Any) -> NoReturn:
+    raise ValueError(
+        f"{name} is {before} of {unit.title}, which was sharded before: shard inner modules before outer ones, and "
+        "modules that share a parameter together, fully_shard([module_a, module_b])"
+    )
 
 
 def _move(modules: Sequence[nn.Module], params: ParamPlaces, device: torch.device) -> None:

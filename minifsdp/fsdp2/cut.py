@@ -50,8 +50,8 @@ class Cut:
 
     @cached_property
     def size(self) -> int:
-        """The elements of a piece, padding included."""
-        return prod(self.piece)
+        """The elements of a piece, padding included; at least one, which tells an empty gradient from none."""
+        return max(1, prod(self.piece))
 
     def local(self, rank: int) -> torch.Size:
         """The shape of `rank`'s piece without padding: perhaps it is empty."""
@@ -65,6 +65,8 @@ class Cut:
 
     def whole(self, memory: Tensor) -> Tensor:
         """The parameter as a view of its memory [N * size] in parameter order."""
+        if not self.shape.numel():
+            return memory[:0].view(self.shape)
         if self.dim:
             return memory.view(self.shape)
         return memory.view(self.ranks * self.rows, *self.shape[1:])[: self.shape[0]]

@@ -60,7 +60,10 @@ def as_placed(gradient: Tensor, spec: Any, dtype: torch.dtype, label: Label | No
 
 
 def shard(p: nn.Parameter, cut: Cut, mesh: DeviceMesh, rank: int, to: torch.device) -> nn.Parameter:
-    """The parameter as a DTensor that is sharded over the last dimension of `mesh`, and replicated over any other."""
+    """The parameter as a DTensor that is sharded over the last dimension of `mesh`, and replicated over any other.
+
+    It has the hooks of `p`, which get reduced gradients from now on.
+    """
     spec = spec_of(p)
     values = local_of(p.detach())
     if values.device.type != "meta":
@@ -75,7 +78,9 @@ def shard(p: nn.Parameter, cut: Cut, mesh: DeviceMesh, rank: int, to: torch.devi
         mesh = private.join_meshes([mesh, spec.mesh])
     stride = torch.empty(p.shape, device="meta").stride()
     sharded = DTensor.from_local(local, mesh, placements, run_check=False, shape=p.shape, stride=stride)
-    return nn.Parameter(sharded, p.requires_grad)
+    made = nn.Parameter(sharded, p.requires_grad)
+    private.pass_on_hooks(p, made)
+    return made
 
 
 def pin(sharded: Tensor) -> None:

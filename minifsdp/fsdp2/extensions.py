@@ -143,7 +143,7 @@ class Extended:
                 cut = Cut(torch.Size([ranks * first, *rest]), 0, ranks)
             if memory is None:
                 memory = device.empty(ranks * cut.size, dtype, "unsharded", self.device)
-            self.outputs[index, place] = memory.view(-1, *rest)
+                self.outputs[index, place] = memory[: ranks * each.numel()].view(ranks * first, *rest)
             self.memories.append(memory)
             cuts.append(cut)
             dtypes.append(dtype)
@@ -218,9 +218,6 @@ def _strides(shape: torch.Size) -> tuple[int, ...]:
 
 def renewed(leaf: nn.Parameter, whole: Tensor) -> nn.Parameter:
     """A leaf with these values, and with `requires_grad` and the hooks of `leaf`."""
-    hooks = private.post_hooks_of(leaf).values()
-    new = nn.Parameter(whole, leaf.requires_grad or bool(hooks))
-    for hook in hooks:
-        new.register_post_accumulate_grad_hook(hook)
-    new.requires_grad_(leaf.requires_grad)
+    new = nn.Parameter(whole, leaf.requires_grad)
+    private.pass_on_hooks(leaf, new)
     return new

@@ -60,7 +60,7 @@ class Gather:
             *columns, _ = self.columns
             typed = [target.view(dtype) for target, dtype in zip(targets, dtypes, strict=True)]
             self.targets = [
-                cut.by_rank(cut.whole(target)) if cut.dim else target.view(ranks, -1)
+                cut.by_rank(cut.whole(target)) if cut.dim and cut.shape.numel() else target.view(ranks, -1)
                 for target, cut in zip(typed, cuts, strict=True)
             ]
             self.columns = [c.view(t.dtype).view(t.shape) for c, t in zip(columns, self.targets, strict=True)]

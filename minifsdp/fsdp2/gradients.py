@@ -87,10 +87,9 @@ class Gradients:
     def _by_rank(self, index: int, held: dict[int, Tensor], dtype: torch.dtype) -> Tensor:
         """The gradient of parameter `index`, of which equal parts along dimension 0 are the ranks' pieces."""
         cut, gradient = self.cuts[index], held.get(index)
-        if gradient is None:
-            gradient = torch.zeros(cut.shape, dtype=dtype, device=self.device)
-        elif gradient.dtype is not dtype:
-            gradient = gradient.to(dtype)
+        if gradient is None or not gradient.numel():
+            return torch.zeros(cut.ranks, cut.size, dtype=dtype, device=self.device)
+        gradient = gradient if gradient.dtype is dtype else gradient.to(dtype)
         return cut.by_rank(gradient).reshape(cut.ranks, cut.size) if cut.dim else gradient
 
 

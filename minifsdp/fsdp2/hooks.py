@@ -87,11 +87,13 @@ class State:
         states = self.tree()
         for inner in states[1:]:
             if inner.engine is not None:
-                name = type(inner.modules[0]).__name__
-                raise RuntimeError(
-                    f"FSDP state has already been lazily initialized for {name}: the outermost module runs first, and "
-                    f"it ran by itself before {type(self.modules[0]).__name__} around it"
+                name, outer = type(inner.modules[0]).__name__, type(self.modules[0]).__name__
+                why = (
+                    f"the outermost module runs first, and it ran by itself before {outer} around it"
+                    if inner.is_root
+                    else "it belongs to another model, which has run; a sharded module can be in one model only"
                 )
+                raise RuntimeError(f"FSDP state has already been lazily initialized for {name}: {why}")
         if self.decides and self.unit is not None:
             self.unit.reshard_after_forward = False
         self.gathers, reductions = self.keeper(), self.keeper()

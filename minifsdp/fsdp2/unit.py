@@ -91,6 +91,7 @@ class ParamUnit(Unit):
         self.reductions: Held | Recorded = Held()
         self.reduction, self.copies, self.gradients = ChosenReduction(), HostCopies(on, plan.pin), Gradients(cuts, on)
         self.all_reduces, self.reduces_unused, self.gathers_in_backward = True, False, True
+        self.reshard_after_backward = True  # also before another micro-batch: an optimizer may be built in between
         self._gathered: list[int] = []  # the versions that were
         self._packed: Tensor | None = None
         self._across: Handle | None = None

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from minifsdp.flat_param import Place
 from minifsdp.fsdp.absent import Owner
-from minifsdp.fsdp.view import View, call_post_hooks
+from minifsdp.fsdp.torch_api.optimizer_checks import check_steps_after_backward, note_taken
+from minifsdp.fsdp.view import View, call_hooks, call_post_hooks
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.empty import empty
+from minifsdp.private import hooks_of, pass_on_hooks
 
 
 class InPlaceView(View):
@@ -42,6 +44,8 @@ class InPlaceView(View):
         """Let the unit's leaves come and go."""
         found: dict[nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}
         for leaf, p, users in zip(unit.leaves, self.shards, self.places, strict=True):
+            check_steps_after_backward(users[0].name, p)
+            note_taken(leaf, users[0].name, unit, "while parameters were unsharded")
             for place in users:
                 whole, sharded = found.setdefault(place.module, ({}, {}))
                 whole[place.attribute], sharded[place.attribute] = leaf, p
@@ -63,7 +67,10 @@ class InPlaceView(View):
         self.shards = [self._in_module(users[0]) for users in self.places]
         self._pin()
         self.parts = [dtensors.local_of(p) for p in self.shards]
-        return any(p is not shard for p, shard in zip(self.shards, before, strict=True))
+        replaced = [pair for pair in zip(before, self.shards, strict=True) if pair[0] is not pair[1]]
+        for shard, p in replaced:
+            pass_on_hooks(shard, p)
+        return bool(replaced)
 
     @staticmethod
     def _in_module(place: Place) -> nn.Parameter:
@@ -92,11 +99,14 @@ class InPlaceView(View):
     def add(self, parts: list[tuple[int, Tensor]]) -> None:
         """Add pieces of a mean gradient to `.grad` of their parameters, by index; their memory is given away.
 
-        Hooks of `register_post_accumulate_grad_hook` run here, while the backward of other units may still be running:
-        an optimizer's step in one of them frees the gradient early.
+        Hooks of `register_hook` get their piece first, as a DTensor. Hooks of `register_post_accumulate_grad_hook` run
+        here, while the backward of other units may still be running: an optimizer's step in one of them frees the
+        gradient early.
         """
         for index, part in parts:
             p = self.shards[index]
+            if hooks_of(p):
+                call_hooks(p, dtensors.like(part, p))
             if p.grad is None:
                 p.grad = dtensors.like(part if part.numel() else empty(part), p)
             else:

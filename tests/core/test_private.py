@@ -229,6 +229,19 @@ def test_hooked_in() -> None:
     ] * 2
 
 
+def test_pass_on_hooks() -> None:
+    """Without it hooks from before `fully_shard` are lost with the parameter that had them."""
+    p, shard = (torch.zeros(2, requires_grad=True) for _ in range(2))
+    handles = [p.register_hook(torch.neg), p.register_post_accumulate_grad_hook(print)]
+    private.pass_on_hooks(p, shard)
+    assert list(private.hooks_of(shard).values()) == [torch.neg]
+    assert list(private.post_hooks_of(shard).values()) == [print]
+    for handle in handles:
+        handle.remove()
+    assert not private.hooks_of(shard)
+    assert not private.post_hooks_of(shard)
+
+
 def test_steps_in_backward() -> None:
     """Without it an optimizer that steps in backward does so before the mean is there, and nobody says a word."""
     from torch.distributed.optim import _apply_optimizer_in_backward

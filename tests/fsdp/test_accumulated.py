@@ -159,12 +159,23 @@ def hooks_of_what_the_optimizer_has_see_reduced_gradients(kind: dict[str, Any], 
     assert_same(gradients(model), gradients(expected))
 
 
-@check()
-def hooks_that_are_lost_are_told_of() -> None:
+@check(kind=("register_hook", "register_post_accumulate_grad_hook"))
+def hooks_that_would_be_lost_are_refused(kind: str) -> None:
     module = plain()
-    module[2].weight.register_hook(lambda gradient: None)
-    with pytest.warns(UserWarning, match=r"^hooks of weight are lost: register them after wrapping"):
+    getattr(module[2].weight, kind)(lambda gradient: None)
+    with pytest.raises(RuntimeError, match=r"^hooks of weight would be lost: register them after wrapping"):
         Fsdp(module[2])
+
+
+@check()
+def a_hook_that_returns_another_shape_is_refused() -> None:
+    """Such as one that expects whole gradients: it gets a slice of the mean."""
+    model = wrapped(orig=True)
+    model.module[2].weight.register_hook(lambda gradient: gradient.sum())
+    with pytest.raises(
+        RuntimeError, match=r"^a hook of register_hook got a Tensor \(\d+,\) and returned a Tensor \(\)"
+    ):
+        backward(model, 1)
 
 
 @check(orig=(False, True))

@@ -1,20 +1,48 @@
-"""Checks for optimizers built before wrapping, which would otherwise silently do nothing, or the wrong thing."""
+"""Checks for optimizers that do not have the shards: they would silently do nothing, or the wrong thing."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from minifsdp.private import steps_in_backward
+
 ORIGINAL_NAME = "_fsdp_taken"
 """An original parameter's attribute: its name in the unit that has taken its place, and the id of its module."""
 
-owner_unit: Any = WeakIdKeyDictionary()
-"""Parameters that are in no module now, and a weak reference to the unit that has their values."""
+
+class Taken(NamedTuple):
+    """A parameter that is no shard, although the values are a unit's.
+
+    Attributes:
+        name: its qualified name.
+        unit: a weak reference to the unit.
+        when: when an optimizer may have got it.
+    """
+
+    name: str
+    unit: weakref.ref[Any]
+    when: str
+
+
+_taken: Any = WeakIdKeyDictionary()
+
+
+def note_taken(p: nn.Parameter, name: str, unit: Any, when: str = "before wrapping") -> None:
+    """A unit has the values of `p`, and shards for the optimizer."""
+    _taken[p] = Taken(name, weakref.ref(unit), when)
+
+
+def noted_of(p: nn.Parameter) -> Taken | None:
+    """The note on `p`, if the unit is still there."""
+    found: Taken | None = _taken.get(p)
+    return found if found is not None and found.unit() is not None else None
 
 
 @cache
@@ -30,20 +58,32 @@ def check_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def check_not_stale(params: list[nn.Parameter]) -> None:
-    """See that what an optimizer is to update is in a module.
+    """See that what an optimizer is to update are shards.
 
-    Parameters with a gradient are in somebody's: of a model that shared them with the one that was wrapped.
+    Original parameters with a gradient are in a module: of a model that shared them with the one that was wrapped.
 
     Raises:
         RuntimeError: names some parameters that are not.
     """
-    taken = {p: owner_unit[p]() for p in params if p.grad is None and p in owner_unit}
-    names = [p.__dict__[ORIGINAL_NAME][0] for p, unit in taken.items() if unit is not None]
-    if names:
+    found = [noted for p in params if p.grad is None and (noted := noted_of(p)) is not None]
+    if found:
+        names, unit = [noted.name for noted in found], found[0].unit()
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         raise RuntimeError(
-            f"the optimizer was built before wrapping: it holds {', '.join(names[:4])}{more}, whose values are in the "
-            "shards of FSDP units now. Build it from the wrapped model's parameters."
+            f"the optimizer was built {found[0].when}: it holds {', '.join(names[:4])}{more}, whose values are in the "
+            f"shards of FSDP units now, such as {unit and unit.title}. Build it from the wrapped model's parameters "
+            "while they are sharded, for instance right after wrapping."
+        )
+
+
+def check_steps_after_backward(name: str, p: nn.Parameter) -> None:
+    """
+    Raises:
+        RuntimeError: an optimizer of `p` is to step in backward (`_apply_optimizer_in_backward`).
+    """
+    if steps_in_backward(p):
+        raise RuntimeError(
+            f"the optimizer of {name} is to step in backward, before its gradient is reduced: step after backward"
         )
 
 

@@ -6,8 +6,6 @@ with enable_wrap(wrapper_cls=FullyShardedDataParallel, mixed_precision=bf16):
 
 from __future__ import annotations
 
-import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,11 +14,16 @@ from torch import nn
 
 from minifsdp.flat_param import ParamPlaces, Place, find_parameters
 from minifsdp.fsdp.torch_api.ignored import Ignored
-from minifsdp.fsdp.torch_api.optimizer_checks import ORIGINAL_NAME, check_every_step, owner_unit
+from minifsdp.fsdp.torch_api.optimizer_checks import (
+    ORIGINAL_NAME,
+    check_every_step,
+    check_steps_after_backward,
+    note_taken,
+)
 from minifsdp.fsdp.torch_api.policies import WrapPolicy
 from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.unit import Unit
-from minifsdp.private import hooks_of, steps_in_backward
+from minifsdp.private import hooks_of, post_hooks_of
 
 
 def wrap_children(
@@ -130,24 +133,18 @@ def mark_taken(params: ParamPlaces, unit: Unit) -> None:
                 taken.__dict__[ORIGINAL_NAME] = place.name, id(place.module)
         check_hooks(place.name, p, is_replaced=now is not p)
         if now is not p:
-            owner_unit[p] = weakref.ref(unit)
+            note_taken(p, place.name, unit)
 
 
 def check_hooks(name: str, p: nn.Parameter, is_replaced: bool) -> None:
     """See who waits for autograd to reach a parameter that a unit has taken.
 
     Raises:
-        RuntimeError: an optimizer, to step in backward.
-
-    Warns:
-        of hooks that are lost with the parameter.
+        RuntimeError: an optimizer, to step in backward; or hooks that would be lost with the parameter.
     """
-    if steps_in_backward(p):
-        raise RuntimeError(
-            f"the optimizer of {name} is to step in backward, before its gradient is reduced: step after backward"
-        )
-    if is_replaced and hooks_of(p):
-        warnings.warn(f"hooks of {name} are lost: register them after wrapping, or use_orig_params=True", stacklevel=6)
+    check_steps_after_backward(name, p)
+    if is_replaced and (hooks_of(p) or post_hooks_of(p)):
+        raise RuntimeError(f"hooks of {name} would be lost: register them after wrapping, or use_orig_params=True")
 
 
 def check_not_taken(params: ParamPlaces, root: nn.Module) -> None:

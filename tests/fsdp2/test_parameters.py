@@ -1,0 +1,323 @@
+"""Parameters under `fully_shard`: those without elements, those of another unit, their hooks and optimizers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from beside_torch import ours, whole
+from on_ranks import Checks
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from minifsdp import comm
+
+check = Checks(__name__)
+
+
+def rows(step: int = 0) -> Tensor:
+    """Another input on each rank."""
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+
+
+def in_one_process(model: nn.Module, step: int = 0) -> None:
+    """Add the mean gradient of all ranks' inputs."""
+    ranks = dist.get_world_size()
+    for rank in range(ranks):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+        (model(x).pow(2).sum() / ranks).backward()
+
+
+# Without elements
+
+
+class WithEmpty(nn.Module):
+    """A layer, and a parameter that adds nothing where `uses` says so."""
+
+    def __init__(self, shape: tuple[int, ...], uses: Any, layer: bool = True) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8) if layer else nn.Identity()
+        self.empty = nn.Parameter(torch.zeros(shape))
+        self.uses = uses
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x) * 1
+        return y + self.empty.sum() if self.uses(dist.get_rank()) else y
+
+
+USES = {"all": lambda rank: True, "no": lambda rank: False, "one": lambda rank: rank == 1}
+
+
+@check(shape={"no rows": (0, 3), "nothing": (0,), "no columns": (3, 0)}, used=USES, layer=(True, False))
+def a_parameter_without_elements_trains_as_in_one_process(shape: tuple[int, ...], used: Any, layer: bool) -> None:
+    """It has a gradient if any rank has used it."""
+    for options in ({}, {"mp_policy": ours.MixedPrecisionPolicy(torch.bfloat16, torch.float32)}):
+        model, expected = WithEmpty(shape, used, layer), WithEmpty(shape, used, layer)
+        expected.load_state_dict(model.state_dict())
+        ours.fully_shard(model, **options)
+        for step in range(2):
+            x = rows(step).requires_grad_()
+            model(x).float().pow(2).sum().backward()
+        grad = model.empty.grad
+        assert (grad is not None and grad.shape == shape) if any(map(used, range(dist.get_world_size()))) else not grad
+        assert not layer or model.layer.weight.grad is not None
+
+
+@check()
+def columns_without_rows() -> None:
+    """Of which `Shard(1)` is what each rank has a part of."""
+    model = WithEmpty((0, 4), USES["all"])
+    ours.fully_shard(model, shard_placement_fn=lambda p: Shard(1) if not p.numel() else None)
+    expected = WithEmpty((0, 4), USES["all"])
+    expected.load_state_dict({name: whole(p) for name, p in model.named_parameters()})
+    model(rows()).pow(2).sum().backward()
+    in_one_process(expected)
+    assert torch.allclose(whole(model.layer.weight.grad), expected.layer.weight.grad)
+    assert model.empty.grad.shape == (0, 4)
+
+
+# One unit
+
+
+class Two(nn.Module):
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.head = base, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.base(x))
+
+
+def meshes() -> dict[str, Any]:
+    return {
+        "none": lambda: {},
+        "without a name": lambda: {"mesh": init_device_mesh("cpu", (2,))},
+        "with a name": lambda: {"mesh": init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))},
+        "of replicas": lambda: {"mesh": init_device_mesh("cpu", (1, 2), mesh_dim_names=("r", "s"))},
+    }
+
+
+@check(mesh=meshes(), run=(False, True))
+def what_a_unit_has_is_refused_to_another(mesh: Any, run: bool) -> None:
+    """Also if it is unsharded at that moment."""
+    base, kwargs = nn.Linear(8, 8), mesh()
+    first, second = Two(base), Two(base)
+    ours.fully_shard(first, **kwargs)
+    if run:
+        first(rows())
+    for module in (base, second):
+        name = "weight" if module is base else "base.weight"
+        with pytest.raises(ValueError, match=rf"^{name} is base\.weight of .*Two.*, which was sharded before: "):
+            ours.fully_shard(module, **kwargs)
+    second.base = nn.Linear(8, 8)
+    ours.fully_shard(second, **kwargs)
+    (first(rows()) + second(rows())).sum().backward()
+    assert all(p.grad is not None for p in (*first.parameters(), *second.parameters()))
+
+
+@check()
+def a_shard_that_is_tied_afterwards_is_refused() -> None:
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    ours.fully_shard(first)
+    second.weight = first.weight
+    with pytest.raises(ValueError, match=r"^weight is weight of Linear, which was sharded before"):
+        ours.fully_shard(second)
+
+
+@check()
+def a_sharded_module_in_two_models_is_named() -> None:
+    base = ours.fully_shard(nn.Linear(8, 8))
+    first, second = ours.fully_shard(Two(base)), ours.fully_shard(Two(base))
+    first(rows()).sum().backward()
+    with pytest.raises(RuntimeError, match="lazily initialized for FSDPLinear: it belongs to another model"):
+        second(rows())
+
+
+# An optimizer that steps
+
+
+def optimizer_built(when: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model, unsharded in part at the moment when the optimizer got its parameters."""
+    torch.manual_seed(0)
+    model = Two(nn.Linear(8, 8))
+    plain = list(model.parameters())
+    ours.fully_shard(model.base)
+    ours.fully_shard(model)
+    if when == "kept after backward":
+        model.set_reshard_after_backward(False)
+    if when == "unsharded by hand":
+        model(rows()).sum().backward()
+        model.unshard()
+    elif when != "before wrapping":
+        loss = model(rows()).sum()
+        if when == "kept after backward":
+            model.set_requires_gradient_sync(False)
+            loss.backward()
+            model.set_requires_gradient_sync(True)
+    optimizer = torch.optim.AdamW(plain if when == "before wrapping" else model.parameters(), 0.1)
+    model.zero_grad()
+    return model, optimizer
+
+
+@check(when=("after a forward", "unsharded by hand", "kept after backward"))
+def an_optimizer_without_shards_is_refused(when: str) -> None:
+    model, optimizer = optimizer_built(when)
+    model(rows()).sum().backward()
+    with pytest.raises(RuntimeError, match=r"^the optimizer was built while parameters were unsharded: it holds "):
+        optimizer.step()
+    model.base.reshard()
+    model.reshard()
+    right = torch.optim.AdamW(model.parameters(), 0.1)
+    before = whole(model.head.weight)
+    right.step()
+    assert not torch.equal(whole(model.head.weight), before)
+
+
+@check()
+def an_optimizer_built_before_wrapping_is_refused() -> None:
+    model, optimizer = optimizer_built("before wrapping")
+    model(rows()).sum().backward()
+    with pytest.raises(RuntimeError, match=r"^the optimizer was built before wrapping: it holds weight, bias"):
+        optimizer.step()
+
+
+@check(kept=(None, False))
+def parameters_are_shards_between_micro_batches(kept: bool | None) -> None:
+    """As many gathers as torch has: all units again in each forward, and in each backward those freed after forward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    for layer in model[1:]:
+        ours.fully_shard(layer, reshard_after_forward=layer is not model[3] or kept)
+    ours.fully_shard(model)
+    gathers = []
+    for micro in range(4):
+        model.set_requires_gradient_sync(micro == 3)
+        with comm.record() as log:
+            model(rows(micro)).sum().backward()
+        gathers.append(sum(call.op == "all_gather" for call in log))
+        assert all(isinstance(p, DTensor) for p in model.parameters())
+        if not micro:
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert gathers == [7 if kept is None else 6] * 4
+    before = [whole(p) for p in model.parameters()]
+    optimizer.step()
+    assert not any(torch.equal(whole(p), was) for p, was in zip(model.parameters(), before, strict=True))
+
+
+# Hooks
+
+
+def hooked(when: str, meta: bool = False, **options: Any) -> tuple[nn.Module, dict[str, list[Any]], list[Any]]:
+    """A model whose gradients are halved by hooks from before or after `fully_shard`; their calls and their handles."""
+    torch.manual_seed(0)
+    with torch.device("meta" if meta else "cpu"):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    model[2].weight = model[0].weight
+    model[1].bias.requires_grad_(when == "after")
+    called: dict[str, list[Any]] = {}
+    handles = []
+
+    def hook() -> None:
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                calls = called.setdefault(name, [])
+                handles.append(p.register_hook(lambda g, calls=calls: calls.append(g.clone()) or g / 2))
+                accumulated = lambda p, calls=calls: calls.append(p.grad.clone())  # noqa: E731
+                handles.append(p.register_post_accumulate_grad_hook(accumulated))
+
+    if when == "before":
+        hook()
+    ours.fully_shard(model[1], **options)
+    ours.fully_shard(model, **options)
+    if when == "after":
+        hook()
+    if meta:
+        model.to_empty(device="cpu")
+        torch.manual_seed(0)
+        for p in model.parameters():
+            nn.init.constant_(p, 0.1)
+    return model, called, handles
+
+
+KINDS: dict[str, Any] = {
+    "plain": {},
+    "offloaded": {"offload_policy": ours.CPUOffloadPolicy(pin_memory=False)},
+    "freed": {"reshard_after_forward": True},
+    "from meta": {"meta": True},
+}
+
+
+@check(when=("before", "after"), kind=KINDS, micros=(1, 3))
+def hooks_get_reduced_gradients_once_a_reduction(when: str, kind: dict[str, Any], micros: int) -> None:
+    model, called, handles = hooked(when, **kind)
+    expected = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    expected[2].weight = expected[0].weight
+    expected.load_state_dict({name: whole(value) for name, value in model.state_dict().items()})
+    expected[1].bias.requires_grad_(model[1].bias.requires_grad)
+    for micro in range(micros):
+        model.set_requires_gradient_sync(micro == micros - 1)
+        model(rows(micro)).pow(2).sum().backward()
+        in_one_process(expected, micro)
+    for name, p in expected.named_parameters():
+        got = model.get_parameter(name).grad
+        assert (got is None) == (p.grad is None)
+        if got is not None:
+            first, second = map(whole, called[name])
+            assert torch.allclose(first, p.grad, rtol=1e-4), name
+            assert torch.equal(second, first / 2), name
+            assert torch.equal(whole(got), second)
+    assert "1.bias" in called or when == "before"
+    for handle in handles:
+        handle.remove()
+    model(rows()).sum().backward()
+    assert all(len(calls) == 2 for calls in called.values())
+
+
+@check()
+def hooks_of_parameters_without_a_gradient_are_not_called() -> None:
+    model = Two(nn.Linear(8, 8))
+    ours.fully_shard(model)
+    called = []
+    for name, p in model.named_parameters():
+        p.register_hook(lambda g, name=name: called.append(name))
+    model.head.bias.requires_grad_(False)
+    model.base.weight.requires_grad_(False)
+    model.forward = lambda x: x @ model.head.weight
+    model(rows()).sum().backward()
+    assert called == ["head.weight"]
+
+
+@check()
+def a_hook_may_remove_itself_and_has_to_return_a_gradient() -> None:
+    model = ours.fully_shard(nn.Linear(8, 8))
+    called: list[Any] = []
+    handles = [model.weight.register_hook(lambda g: (called.append(g), handles[0].remove())[0])]
+    more = model.weight.register_post_accumulate_grad_hook(lambda p: (called.append(p), more.remove())[0])
+    for step in range(2):
+        model(rows(step)).sum().backward()
+    assert len(called) == 2
+    model.weight.register_hook(lambda g: g.full_tensor())
+    with pytest.raises(
+        RuntimeError, match=r"got a DTensor \(8, 8\) and returned a Tensor \(8, 8\): return one of the same"
+    ):
+        model(rows()).sum().backward()
+
+
+@check(when=("before", "after"))
+def an_optimizer_that_steps_in_backward_is_refused(when: str) -> None:
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    model = nn.Linear(8, 8)
+    if when == "after":
+        ours.fully_shard(model)
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    with pytest.raises(RuntimeError, match=r"^the optimizer of weight is to step in backward"):
+        model(rows()) if when == "after" else ours.fully_shard(model)
+
+
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
