@@ -11,11 +11,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from minifsdp import comm
 from minifsdp.course.launch import rank_device
 from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, on_ranks
+from minifsdp.course.workshop.comparing import dtype_slip
 from minifsdp.course.workshop.late import link_of
 from minifsdp.tensor_parallel import layouts
 
 ITEM = 8  # bytes: everything is in float64
-EXACT = partial(expect, tolerance=1e-12)
+
+
+def exact(what, got, wanted, slip=None, **how):
+    """`expect` in all digits: of values that are right in other digits, the dtype explains the difference."""
+    expect(what, got, wanted, slip=dtype_slip(got, wanted) or slip, tolerance=1e-12, **how)
 
 
 def randn(*shape, seed=0, rank=0):
@@ -118,7 +123,7 @@ def check_multiply_on(t, answer, variant):
             dim = 1 if by == "columns" else 0
             size = -(-w.shape[dim] // t)
             slips, usual = (columns_slips if by == "columns" else rows_slips)(x, w, t, rank, size)
-            EXACT(f"result by {where}", tensor(where, got, rank), x @ w, rank=rank, slips=slips, slip=usual)
+            exact(f"result by {where}", tensor(where, got, rank), x @ w, rank=rank, slips=slips, slip=usual)
             messages(where, calls, (x, w, t, size), by, rank)
             most = 2 * x.shape[0] * w.numel() // w.shape[dim] * size
             if flops > most:
@@ -345,8 +350,8 @@ def enter(f, x, gradient, gradients, message, t, rank):
         slip = "this sums in the forward pass, as g does: return f first, then g"
         if f["backward"]:
             slip = "this runs an all-reduce in both directions, but there is nothing to add up in the forward pass"
-    EXACT(f"{what}, its output", f["value"], x, rank=rank, slip=slip)
-    EXACT(
+    exact(f"{what}, its output", f["value"], x, rank=rank, slip=slip)
+    exact(
         f"{what}, the gradient of x",
         f["gradient"],
         gradients,
@@ -361,10 +366,10 @@ def enter(f, x, gradient, gradients, message, t, rank):
     slip = "f runs one all-reduce of the gradient, `comm.all_reduce`"
     expect(f"{what}, messages backward", f["backward"], message, rank=rank, slip=slip)
     slip = "the gradient was summed in place, so x, which receives the same tensor directly, got the sum: sum a copy"
-    EXACT(f"the gradient of x + f(x) on {t} ranks", f["later"], gradient + gradients, rank=rank, slip=slip)
+    exact(f"the gradient of x + f(x) on {t} ranks", f["later"], gradient + gradients, rank=rank, slip=slip)
     slip = "the gradient of a sum is a single element in memory, expanded: sum a contiguous copy of it"
-    EXACT(f"the gradient of x for f(x).sum() on {t} ranks", f["expanded"], torch.full_like(x, t), rank=rank, slip=slip)
-    EXACT(f"{what}, a gradient that is not contiguous", f["order"], gradients, rank=rank, slip=ORDER)
+    exact(f"the gradient of x for f(x).sum() on {t} ranks", f["expanded"], torch.full_like(x, t), rank=rank, slip=slip)
+    exact(f"{what}, a gradient that is not contiguous", f["order"], gradients, rank=rank, slip=ORDER)
 
 
 ORDER = (
@@ -379,8 +384,8 @@ def leave(g, x, mine, gradient, gradients, message, t, rank):
         "each rank's x is a partial sum: add up those of all ranks": mine,
         "partial sums are added up; a mean also divides by t": x / t,
     }
-    EXACT(f"{what}, its output", g["value"], x, rank=rank, slips=slips)
-    EXACT(
+    exact(f"{what}, its output", g["value"], x, rank=rank, slips=slips)
+    exact(
         f"{what}, the gradient of x",
         g["gradient"],
         gradient,
@@ -393,8 +398,8 @@ def leave(g, x, mine, gradient, gradients, message, t, rank):
     )
     expect(f"{what}, messages forward", g["forward"], message, rank=rank, slip="g runs one all-reduce of x")
     expect(f"{what}, messages backward", g["backward"], [], rank=rank, slip="g sends nothing in the backward pass")
-    EXACT(f"{what}, an x that is not contiguous", g["order"], x, rank=rank, slip=ORDER)
-    EXACT(f"{what}, under torch.no_grad()", g["without"], x, rank=rank)
+    exact(f"{what}, an x that is not contiguous", g["order"], x, rank=rank, slip=ORDER)
+    exact(f"{what}, under torch.no_grad()", g["without"], x, rank=rank)
 
 
 # 13.3
@@ -487,7 +492,7 @@ def compare_mlp(found, whole, t, rank):
             F.gelu(linear, approximate="tanh"), whole[3], bias
         ),
     }
-    EXACT(f"{where}, the output", y, wanted, rank=rank, slips=slips)
+    exact(f"{where}, the output", y, wanted, rank=rank, slips=slips)
     slips = {
         "the only sum is that of g, after the second matmul; the hidden features stay on their rank": [
             *forward[:0],
@@ -505,7 +510,7 @@ def compare_mlp(found, whole, t, rank):
             right = part(right, 1 if number == 3 else 0, t, rank)
         slips, slip = gradient_slips(name, right, alone[number], t)
         got = torch.zeros_like(right) if got is None else got
-        EXACT(f"{where}, the gradient of {name}", got, right, rank=rank, slips=slips, slip=slip)
+        exact(f"{where}, the gradient of {name}", got, right, rank=rank, slips=slips, slip=slip)
     slip = "the backward pass needs one all-reduce, which f runs on the gradient of x"
     expect(f"{where}, messages backward", backward, [message], rank=rank, slip=slip)
     expect(f"{where}, x and parameters unchanged", same, True, rank=rank, slip="do not change x or the parameters")
@@ -622,7 +627,7 @@ def compare_loss(seen, case, t, rank):
             slip = "each token has a maximum of its own, over its classes: all exponentials of the others become 0"
         elif bool(loss.lt(0).all()):
             slip = "all exponentials are 0, because the ranks' maxima were added up: reduce them with `comm.MAX`"
-    EXACT(f"the loss, {where}", loss, right.detach(), rank=rank, slips=slips, slip=slip)
+    exact(f"the loss, {where}", loss, right.detach(), rank=rank, slips=slips, slip=slip)
     numbers = len(targets) * ITEM
     slips = {
         "either the sum of exponentials or the target's logit was not summed over the ranks": (
@@ -649,7 +654,7 @@ def compare_loss(seen, case, t, rank):
         "the softmax is missing: the sum of exponentials went through a collective without a derivative; use g": -hot,
     }
     slip = "the maximum cancels in the loss, so it needs no gradient: `detach()` it"
-    EXACT(f"the gradient of the logits, {where}", gradient, wanted, rank=rank, slips=slips, slip=slip)
+    exact(f"the gradient of the logits, {where}", gradient, wanted, rank=rank, slips=slips, slip=slip)
     expect(
         f"messages backward, {where}", backward, [], rank=rank, slip="nothing is sent in the backward pass: g copies"
     )
@@ -746,23 +751,23 @@ def check_sequence(answer, variant):
         for rank, found in enumerate(on_ranks(t, observe_sequence, answer, inputs)):
             f, g = found["f"], found["g"]
             what = f"f on {t} ranks"
-            EXACT(f"{what}, its output", f["value"], joined, rank=rank, slips=joining(parts), slip=f"{DIMENSION}")
+            exact(f"{what}, its output", f["value"], joined, rank=rank, slips=joining(parts), slip=f"{DIMENSION}")
             slips = scattering(wholes, t, rank, "gradient")
-            EXACT(f"{what}, the gradient", f["gradient"], part(total, 1, t, rank), rank=rank, slips=slips, slip=OWN)
+            exact(f"{what}, the gradient", f["gradient"], part(total, 1, t, rank), rank=rank, slips=slips, slip=OWN)
             expect(f"{what}, messages forward", f["forward"], gather, rank=rank, slips=dear(bytes_of))
             expect(f"{what}, messages backward", f["backward"], scatter, rank=rank, slips=dear(bytes_of))
             what = f"g on {t} ranks"
             slips = scattering(wholes, t, rank, "x")
-            EXACT(f"{what}, its output", g["value"], part(total, 1, t, rank), rank=rank, slips=slips)
+            exact(f"{what}, its output", g["value"], part(total, 1, t, rank), rank=rank, slips=slips)
             slips = joining(parts) | alone(parts, rank)
-            EXACT(f"{what}, the gradient", g["gradient"], joined, rank=rank, slips=slips, slip=DIMENSION)
+            exact(f"{what}, the gradient", g["gradient"], joined, rank=rank, slips=slips, slip=DIMENSION)
             expect(f"{what}, messages forward", g["forward"], scatter, rank=rank, slips=dear(bytes_of))
             expect(f"{what}, messages backward", g["backward"], gather, rank=rank, slips=dear(bytes_of))
             own = part(total, 1, t, rank)
             orders = (("f", f["order"], (joined, own)), ("g", g["order"], (own, joined)))
             for name, got, wanted in orders:
                 for which, a, b in zip(("an x", "a gradient"), got, wanted, strict=True):
-                    EXACT(f"{name} on {t} ranks, {which} that is not contiguous", a, b, rank=rank, slip=ORDER)
+                    exact(f"{name} on {t} ranks, {which} that is not contiguous", a, b, rank=rank, slip=ORDER)
             for name, apart in (("f", f["apart"]), ("g", g["apart"])):
                 what = f"{name} on {t} ranks, result and gradient after a second call: unchanged"
                 expect(what, apart, (True, True), rank=rank, slip=APART)
@@ -865,7 +870,7 @@ def check_norm(answer, variant):
             slip = "a norm treats each token independently, so the forward pass needs no message"
             expect(f"{what}, messages forward", forward, [], rank=rank, slip=slip)
             slip = "apply LayerNorm over the last dimension, with eps 1e-5"
-            EXACT(f"{what}, the output", y, wanted, rank=rank, slip=slip)
+            exact(f"{what}, the output", y, wanted, rank=rank, slip=slip)
             slip = "the tokens and the parameters belong to the caller: do not change them"
             expect(f"{what}, tokens, weight and bias unchanged", same, [True] * 3, rank=rank, slip=slip)
             totals = [sum(each[1][number] for each in own) for number in range(3)]
@@ -878,7 +883,7 @@ def check_norm(answer, variant):
                 ),
             }
             slip = "only the gradients of weight and bias are summed; that of the input covers only this rank's tokens"
-            EXACT(f"{what}, the gradient of its input", gradients[0], mine[0], rank=rank, slips=slips, slip=slip)
+            exact(f"{what}, the gradient of its input", gradients[0], mine[0], rank=rank, slips=slips, slip=slip)
             for number, name in ((1, "weight"), (2, "bias")):
                 got = torch.zeros_like(totals[number]) if gradients[number] is None else gradients[number]
                 slips = {
@@ -889,7 +894,7 @@ def check_norm(answer, variant):
                     "f was applied once too often: this is a sum of sums": t * totals[number],
                     f"the {name} is a parameter and needs a gradient": torch.zeros_like(got),
                 }
-                EXACT(f"{what}, the gradient of its {name}", got, totals[number], rank=rank, slips=slips)
+                exact(f"{what}, the gradient of its {name}", got, totals[number], rank=rank, slips=slips)
             size_of = sum(int(each.split()[2]) for each in backward)
             slip = "the gradients of weight and bias are summed, and nothing else is sent"
             expect(f"{what}, bytes of messages backward", size_of, 2 * 5 * ITEM, rank=rank, slip=slip)

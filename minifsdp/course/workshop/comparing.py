@@ -42,7 +42,7 @@ def expect(
         return
     known = overriding or (race if isinstance(wanted, Tensor) else None)
     usual = known or next((text for text, wrong in (slips or {}).items() if same(got, wrong, tolerance)), None)
-    usual = usual or _dtype_slip(got, wanted) or slip
+    usual = usual or slip or dtype_slip(got, wanted)
     where = "" if rank is None else f"rank {rank}, "
     lines = [f"{where}{what}: expected {describe(wanted)}, got {describe(got)}{_first_difference(got, wanted)}"]
     if usual:
@@ -82,7 +82,7 @@ def _same_tensor(got: Tensor, wanted: Tensor, tolerance: float) -> bool:
     return torch.allclose(got, wanted, rtol=0.0, atol=tolerance * max(largest, 1e-30))
 
 
-def _dtype_slip(got: Any, wanted: Any) -> str | None:
+def dtype_slip(got: Any, wanted: Any) -> str | None:
     """The explanation for values that are right as far as another dtype's digits go."""
     if not (isinstance(got, Tensor) and isinstance(wanted, Tensor) and got.shape == wanted.shape and wanted.numel()):
         return None
