@@ -1,7 +1,11 @@
 """The checks of lab 14."""
 
-from functools import cache, partial
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations, pairwise
+from numbers import Integral
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, on_ranks
+from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, on_ranks, same
 from minifsdp.pipeline.actions import Action, check_complete
 
 EXACT = partial(expect, tolerance=1e-12)
@@ -98,6 +102,12 @@ PLACED = [
     ([0.5, 1, 1, 1, 1, 1, 1, 2.5], 4),  # embedding, blocks and a head
     ([1] * 8, 4),
     ([1] * 7, 3),
+    ([1] * 6, 3),
+    ([0, 2, 0, 3, 0, 0], 2),
+    ([0.4, 0.3, 2.5, 3, 3], 2),
+    ([1.6, 0.8, 2, 0.1, 2.1], 2),
+    ([0.34, 0.43, 0.16, 0.12], 2),
+    ([0.055, 0.05, 0.019, 0.012, 0.025, 0.015], 3),  # seconds
     ([9, 1, 1, 1], 2),
     ([1, 1, 1, 9], 3),
     ([1, 9, 1, 9, 1], 3),
@@ -160,6 +170,11 @@ def placing_slips(costs, ranks, got):
         ],
         "this is the placement, with the ranks from last to first": got[::-1],
     }
+    whole = {
+        "costs need not be whole numbers, and here they are rounded down": [int(cost) for cost in costs],
+        "costs need not be whole numbers, and here they are rounded": [round(cost) for cost in costs],
+        "costs are fractions of any size, and here they are rounded": [round(cost, 1) for cost in costs],
+    }
     return {text: got if is_best(costs, ranks, counts) else None for text, counts in undone.items()} | {
         "every rank has the same number of layers, whatever they cost": by_number(costs, ranks),
         "every rank has the same number of layers, and the rest is on the last, whatever they cost": rest_to_the_last(
@@ -174,6 +189,7 @@ def placing_slips(costs, ranks, got):
         "this minimizes the difference between the slowest and the fastest stage; a step waits for the slowest": (
             best_counts(costs, ranks, spread)
         ),
+        **{text: got if is_best(rounded, ranks, got) else None for text, rounded in whole.items()},
     }
 
 
@@ -186,19 +202,56 @@ def is_best(costs, ranks, counts):
 # 14.2
 
 
+class Memory(bytearray):
+    """The bytes of a tensor, which are gone when no tensor and no graph needs them."""
+
+
+def copy_into(memory, tensor):
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+@dataclass
+class Log:
+    """What a model has run, and what of earlier micro-batches was still in memory when a forward pass began."""
+
+    ran: list[str] = field(default_factory=list)
+    saved: list[weakref.ref] = field(default_factory=list)  # for the backward pass
+    outputs: list[weakref.ref] = field(default_factory=list)
+    most_saved: int = 0
+    most_outputs: int = 0
+
+    def look(self):
+        self.most_saved = max(self.most_saved, sum(each() is not None for each in self.saved))
+        self.most_outputs = max(self.most_outputs, sum(each() is not None for each in self.outputs))
+
+
 class Logged(torch.autograd.Function):
-    """Writes down when a micro-batch goes forward, and when backward."""
+    """Writes down when a micro-batch goes forward, and when backward; keeps a tensor for the backward pass."""
 
     @staticmethod
-    def forward(ctx, x, log):
-        ctx.log = log
-        log.append(f"F of {len(x)} samples")
-        return x.clone()
+    def forward(ctx, x, name, log):
+        ctx.log, ctx.name = log, name
+        log.ran.append(f"F of {name}")
+        log.look()
+        kept, output = (Memory(x.nbytes) for _ in range(2))
+        log.saved.append(weakref.ref(kept))
+        log.outputs.append(weakref.ref(output))
+        ctx.save_for_backward(copy_into(kept, x))
+        return copy_into(output, x)
 
     @staticmethod
     def backward(ctx, gradient):
-        ctx.log.append(f"B of {len(gradient)} samples")
-        return gradient, None
+        (kept,) = ctx.saved_tensors
+        ctx.log.ran.append(f"B of {ctx.name}")
+        return gradient * torch.ones_like(kept), None, None
+
+
+def samples(places):
+    """The name of a micro-batch by its samples' places in the batch."""
+    first, last = places[0], places[-1]
+    if places != list(range(first, last + 1)):
+        return f"samples {', '.join(map(str, places))}"
+    return f"samples {first} to {last}" if first != last else f"sample {first}"
 
 
 def mean_loss(output, target):
@@ -207,8 +260,9 @@ def mean_loss(output, target):
 
 def batch_of(size, seed):
     """A weight, an earlier gradient of it, tokens, and what their rows of the weight are compared with."""
-    tokens = torch.randint(4, (size,), generator=torch.Generator().manual_seed(seed + 1))
-    return randn(4, 3, seed=seed).requires_grad_(), randn(4, 3, seed=seed + 3), tokens, randn(size, 3, seed=seed + 2)
+    tokens = torch.randperm(size, generator=torch.Generator().manual_seed(seed + 1))
+    weight, before = randn(size, 3, seed=seed).requires_grad_(), randn(size, 3, seed=seed + 3)
+    return weight, before, tokens, randn(size, 3, seed=seed + 2)
 
 
 def whole_batch(rows, micros, seed, weigh):
@@ -230,13 +284,17 @@ def check_accumulate(answer, variant):
         seed = variant.seed
         weight, before, x, target = batch_of(size, seed)
         weight.grad = before.clone()
-        log = []
+        log, given = Log(), (x.clone(), target.clone())
+        place_of = {token: place for place, token in enumerate(x.tolist())}
 
-        def forward(x, weight=weight, log=log):
-            return Logged.apply(F.embedding(x, weight), log)
+        def forward(x, weight=weight, log=log, place_of=place_of):
+            return Logged.apply(F.embedding(x, weight), samples([place_of[token] for token in x.tolist()]), log)
 
-        got = answer(forward, mean_loss, x, target, micros)
-        check_log(log, rows, where)
+        got = answer(forward, mean_loss, *given, micros)
+        expect(f"x, after {where}", given[0], x, slip="x is the caller's: do not change it")
+        expect(f"the target, after {where}", given[1], target, slip="the target is the caller's: do not change it")
+        check_log(log.ran, rows, where)
+        check_memory(log, where)
         wanted, loss, last = whole_batch(rows, micros, seed, right)
         means = whole_batch(rows, micros, seed, [1 / micros] * micros)
         sums = whole_batch(rows, micros, seed, [1.0] * micros)
@@ -259,21 +317,50 @@ def check_accumulate(answer, variant):
         if not isinstance(got, Tensor):
             raise AnswerError(f"the loss, {where}: expected a tensor, got {describe(got)}")
         EXACT(f"the loss, {where}", got.detach(), loss, slips=loss_slips)
-        slip = "return a detached loss: with its graph it keeps the activations of the batch alive"
+        slip = "return a detached loss: a graph keeps all that it refers to in memory"
         expect(f"the loss has a graph, {where}", got.requires_grad, False, slip=slip)
 
 
-def check_log(log, rows, where):
-    forwards = [f"F of {each} samples" for each in rows]
-    backwards = [f"B of {each} samples" for each in rows]
-    wanted = [each for pair in zip(forwards, backwards, strict=True) for each in pair]
-    if sum(each[0] == "F" for each in log) == len(rows) and set(log) == set(wanted) and log != wanted:
-        slip = "all forward passes come first, so the activations of the entire batch are alive"
-    elif not any(each[0] == "B" for each in log):
-        slip = "no backward pass ran"
-    else:
-        slip = "micro-batches are those of `tensor_split`: `chunk` makes different ones, sometimes fewer"
-    expect(f"what ran, {where}", log, wanted, slip=slip)
+def check_log(ran, rows, where):
+    parts = torch.arange(sum(rows)).split(rows)
+    wanted = [f"{kind} of {samples(part.tolist())}" for part in parts for kind in "FB"]
+    expect(f"what ran, {where}", ran, wanted, slip=order_slip(ran, wanted, rows))
+
+
+def order_slip(ran, wanted, rows):
+    """The reason for other micro-batches, or for another order."""
+    forwards, pairs = [each[5:] for each in ran if each[0] == "F"], list(zip(wanted[::2], wanted[1::2], strict=True))
+    whole = samples(list(range(sum(rows))))
+    sizes = [len(part) for part in torch.arange(sum(rows)).chunk(len(rows))]
+    by_chunk = [samples(part.tolist()) for part in torch.arange(sum(rows)).split(sizes)]
+    if not any(each[0] == "B" for each in ran):
+        return "no backward pass ran"
+    if whole in forwards and len(rows) > 1:
+        return "this is a forward pass of the entire batch, with all its activations"
+    if len(forwards) > len(set(forwards)):
+        return "each micro-batch has one forward pass: compute its output once"
+    if sorted(ran) == sorted(wanted):
+        if ran == [each for pair in reversed(pairs) for each in pair]:
+            return "the micro-batches run from the last to the first: begin with the first"
+        if "B" not in [each[0] for each in ran[: len(rows)]]:
+            return "all forward passes come first, so the activations of the entire batch are alive"
+        if [each[0] for each in ran] == ["F", "B"] * len(rows):
+            return "the micro-batches run in another order: begin with the first"
+        return "a forward pass begins before the last backward pass has run, so activations of two are alive"
+    if forwards == by_chunk:
+        return "micro-batches are those of `tensor_split`: `chunk` makes different ones, sometimes fewer"
+    if len(forwards) == len(rows) and "," in "".join(forwards):
+        return "a micro-batch is of samples that follow each other, in the batch's order"
+    return "micro-batches are those of `tensor_split`: sizes differ by one at most, and the larger ones come first"
+
+
+def check_memory(log, where):
+    """The graphs of all earlier micro-batches are gone, and their outputs but for the latest, which may have a name."""
+    what = f"earlier micro-batches whose activations are in memory, {where}"
+    log.look()
+    slip = "their graphs are kept: call `backward()` without `retain_graph`"
+    expect(what, log.most_saved, 0, slip=slip)
+    expect(what, max(log.most_outputs, 1), 1, slip="their outputs are kept: add up their losses instead")
 
 
 # 14.3 and 14.4
@@ -287,12 +374,26 @@ def listed(answer, rank, ranks, micros):
     if not isinstance(got, list | tuple) or not all(isinstance(each, Action) for each in got):
         shown = next((each for each in got if not isinstance(each, Action)), got) if isinstance(got, list) else got
         raise AnswerError(f"rank {rank} of {ranks}: expected a list of Action, got {describe(shown)}")
-    return list(got)
+    for each in got:
+        for name in ("stage", "micro"):
+            number = getattr(each, name)
+            if not isinstance(number, Integral) or isinstance(number, bool):
+                raise AnswerError(
+                    f"rank {rank} of {ranks}, {each}: expected an int for `{name}`, got {number!r}\n"
+                    f"likely slip: `{name}` is of type {type(number).__name__}; such actions may only look the same"
+                )
+    return got
 
 
 def compare_lists(answer, variant, right, slips_of):
     for ranks, micros in dict.fromkeys([*SIZES, (variant.ranks, variant.size)]):
-        plan = [listed(answer, rank, ranks, micros) for rank in range(ranks)]
+        plan, given = [], []
+        for rank in range(ranks):
+            given.append(listed(answer, rank, ranks, micros))
+            plan.append(list(given[-1]))
+        slip = "each call returns a new list, and leaves those of earlier calls as they are"
+        lengths = [len(each) for each in given]
+        expect(f"lengths of the lists of {ranks} ranks", lengths, [len(each) for each in plan], slip=slip)
         slips = [slips_of(rank, ranks, micros) for rank in range(ranks)]
         made = [text for text in slips[0] if plan == [each[text] for each in slips]]  # the same slip on all ranks
         for rank, got in enumerate(plan):
@@ -304,6 +405,8 @@ def compare_lists(answer, variant, right, slips_of):
 
 def usual_slip(plan, rank, ranks, micros):
     """The fault of a list that no known mistake explains."""
+    if strange := [each for each in plan[rank] if each.kind not in ("F", "B")]:
+        return f"{strange[0]} is of kind {strange[0].kind!r}: a forward pass is 'F', and a full backward pass is 'B'"
     foreign = [each for each in plan[rank] if each.stage != rank]
     if foreign and len(foreign) == len(plan[rank]) and rank:
         return f"{foreign[0]} is of stage {foreign[0].stage}; rank {rank} has stage {rank}"
@@ -317,6 +420,10 @@ def usual_slip(plan, rank, ranks, micros):
         timed(plan, {"F": 1, "B": 2})
     except StuckError as stuck:
         return f"it is a deadlock: {stuck}"
+    for kind, name in (("F", "forward"), ("B", "backward")):
+        order = [each.micro for each in plan[rank] if each.kind == kind]
+        if order != sorted(order):
+            return f"{name} passes go from micro-batch 0 to the last: {order[:8]}"
     return None
 
 
@@ -382,6 +489,9 @@ def one_f_one_b_slips(rank, ranks, micros):
         "the warm-up has one forward pass too many: the pair itself begins with one": pairs_after(
             rank, micros, ahead + 1
         ),
+        "the warm-up has one forward pass too few: the rank waits for the first gradient while it could go on": (
+            pairs_after(rank, micros, ahead - 1)
+        ),
         "every rank has the warm-up of the first, and holds as many micro-batches": pairs_after(
             rank, micros, ranks - 1
         ),
@@ -444,22 +554,37 @@ def befores(plan):
 def timed(plan, seconds, queue=True, needs=inputs_of, join=max, last=None):
     """When each action ends; with one rule left out, to name slips."""
     last = last_stage(plan) if last is None else last
-    before = befores(plan)
-    under_way = set()
+    before = befores(plan) if queue else {}
+    actions = [action for row in plan for action in row]
+    waits = {action: needs(action, last) + ([before[action]] if action in before else []) for action in actions}
+    followers = {action: [] for action in actions}
+    for action, waited in waits.items():
+        for each in waited:
+            if each not in waits:
+                raise StuckError(f"{action} waits for {each}, which is in no list")
+            followers[each].append(action)
+    left = {action: len(waited) for action, waited in waits.items()}
+    ready, end = deque(action for action in actions if not left[action]), {}
+    while ready:
+        action = ready.popleft()
+        begin = [] if action in before else [0.0]  # the rank's clock
+        end[action] = join([*begin, *(end[each] for each in waits[action])]) + seconds[action.kind]
+        for each in followers[action]:
+            left[each] -= 1
+            if left[each] == 0:
+                ready.append(each)
+    if len(end) < len(waits):
+        raise StuckError(f"{in_a_circle(waits, end)} waits for itself")
+    return end
 
-    @cache
-    def end(action):
-        if action in under_way:
-            raise StuckError(f"{action} waits for itself")
-        under_way.add(action)
-        waits = needs(action, last) + ([before[action]] if queue and action in before else [])
-        if missing := [each for each in waits if each not in everything]:
-            raise StuckError(f"{action} waits for {missing[0]}, which is in no list")
-        begin = [] if queue and action in before else [0.0]  # the rank's clock
-        return join([*begin, *map(end, waits)]) + seconds[action.kind]
 
-    everything = {action for actions in plan for action in actions}
-    return {action: end(action) for actions in plan for action in actions}
+def in_a_circle(waits, end):
+    """An action that waits for itself."""
+    passed, action = set(), next(each for each in waits if each not in end)
+    while action not in passed:
+        passed.add(action)
+        action = next(each for each in waits[action] if each not in end)
+    return action
 
 
 def no_gradients(action, last):
@@ -489,7 +614,7 @@ def by_hand(*rows):
 def plans(variant):
     p, m = variant.ranks, variant.size
     return {
-        "naive, 3 ranks": [right_gpipe(rank, 3, 1) for rank in range(3)],
+        "naive, 12 ranks": [right_gpipe(rank, 12, 1) for rank in range(12)],
         "GPipe, 4 ranks, 5 micro-batches": [right_gpipe(rank, 4, 5) for rank in range(4)],
         f"1F1B, {p} ranks, {m} micro-batches": [right_one_f_one_b(rank, p, m) for rank in range(p)],
         "1F1B, 4 ranks, 8 micro-batches": [right_one_f_one_b(rank, 4, 8) for rank in range(4)],
@@ -499,6 +624,11 @@ def plans(variant):
         "stages 0 and 2 on rank 0, stage 1 on rank 1": by_hand("0F0 0F1 2F0 2B0 2F1 2B1 0B0 0B1", "1F0 1F1 1B0 1B1"),
     }
 
+
+LONG = {
+    "GPipe, 2 ranks, 1500 micro-batches": [right_gpipe(rank, 2, 1500) for rank in range(2)],
+    "1F1B, 2 ranks, 600 micro-batches": [right_one_f_one_b(rank, 2, 600) for rank in range(2)],
+}
 
 DEADLOCKS = {
     "a last rank whose backward comes before its forward": ["0F0 0B0", "1B0 1F0"],
@@ -526,9 +656,11 @@ def observe_deadlock(answer, plan):
 @check("14.5")
 def check_ends(answer, variant):
     """Every action ends when its rank and its inputs let it, and a deadlock is one error."""
-    for seconds in ({"F": 1.0, "B": 2.0}, {"F": 3.0, "B": 1.0}):
-        for name, plan in plans(variant).items():
-            where = f"{name}, F {seconds['F']:g} and B {seconds['B']:g}"
+    short = plans(variant)
+    for forward, backward, cases in ((1.0, 2.0, short), (3.0, 1.0, short), (4.17e-5, 1.73e-5, short), (0.3, 0.7, LONG)):
+        for name, plan in cases.items():
+            where = f"{name}, F {forward:g} and B {backward:g}"
+            seconds = {"F": forward, "B": backward}
             compare_ends(ended(answer, plan, seconds, where), plan, seconds, where)
     for name, rows in DEADLOCKS.items():
         slip = "if a full round over the ranks makes no progress, it is a deadlock: raise RuntimeError"
@@ -538,17 +670,28 @@ def check_ends(answer, variant):
 
 def ended(answer, plan, seconds, where):
     """The learner's ends of a plan without a deadlock."""
-    given = [list(actions) for actions in plan]
+    given, durations = [list(actions) for actions in plan], dict(seconds)
     try:
-        got = answer(given, dict(seconds))
+        got = answer(given, durations)
     except RuntimeError as error:
         if "write it yourself" in str(error):
             raise
-        slip = "one waiting rank is not yet a deadlock, and stage 0's F and the last stage's B wait for no other stage"
-        raise AnswerError(f"{where}: no deadlock, but it raises {error!r}\nlikely slip: {slip}") from error
+        raise AnswerError(
+            f"{where}: no deadlock, but it raises {error!r}\nlikely slip: {stopped(error, plan)}"
+        ) from error
     slip = "the lists are the caller's: count positions, or copy them"
     expect(f"the plan afterwards, {where}", list(map(as_text, given)), list(map(as_text, plan)), slip=slip)
+    expect(f"the durations afterwards, {where}", durations, seconds, slip="`seconds` is the caller's: do not change it")
     return got
+
+
+def stopped(error, plan):
+    """Why an answer has taken a plan for a deadlock."""
+    if any(isinstance(each, RecursionError) for each in (error, error.__cause__, error.__context__)):
+        return "Python's limit ended the recursion: lists may be long, and each action waits for the one before it"
+    if max(map(len, plan)) > 100:
+        return "a long list needs many rounds over the ranks: it is a deadlock only if a full round makes no progress"
+    return "one waiting rank is not yet a deadlock, and stage 0's F and the last stage's B wait for no other stage"
 
 
 def compare_ends(got, plan, seconds, where):
@@ -563,10 +706,12 @@ def compare_ends(got, plan, seconds, where):
             f"{'missing' if missing else 'in no list'}\nlikely slip: a rank whose next action has no inputs yet has to "
             "be checked again when other ranks have made progress"
         )
-    slip = next((text for text, rule in RULES.items() if explains(rule, got, plan, seconds)), None)
-    for action in sorted(wanted, key=lambda each: wanted[each]):
-        usual = slip or begins(action, got, plan, seconds)
-        expect(f"the end of {action}, {where}", got[action], wanted[action], slip=usual)
+    wrong = [each for each in wanted if not same(got[each], float(wanted[each]), 1e-9)]
+    if wrong:
+        first = min(wrong, key=lambda each: wanted[each])
+        slip = next((text for text, rule in RULES.items() if explains(rule, got, plan, seconds)), None)
+        usual = slip or begins(first, got, plan, seconds)
+        expect(f"the end of {first}, {where}", got[first], float(wanted[first]), slip=usual, tolerance=1e-9)
 
 
 RULES = {
@@ -590,6 +735,12 @@ RULES = {
     "these are the times at which actions begin": lambda plan, seconds: {
         each: end - seconds[each.kind] for each, end in timed(plan, seconds).items()
     },
+    "durations need not be whole numbers, and here they are rounded down": lambda plan, seconds: timed(
+        plan, {kind: int(each) for kind, each in seconds.items()}
+    ),
+    "durations need not be whole numbers, and here they are rounded": lambda plan, seconds: timed(
+        plan, {kind: round(each) for kind, each in seconds.items()}
+    ),
     "F and B take different times": lambda plan, seconds: timed(plan, dict.fromkeys("FB", seconds["F"])),
     "a backward pass takes seconds['B'], which need not be twice seconds['F']": lambda plan, seconds: timed(
         plan, {"F": seconds["F"], "B": 2 * seconds["F"]}
@@ -605,7 +756,7 @@ def explains(rule, got, plan, seconds):
         ends = rule(plan, seconds)
     except StuckError:
         return False
-    return all(type(got[each]) in (int, float) and abs(got[each] - end) < 1e-9 for each, end in ends.items())
+    return all(same(got[each], float(end), 1e-9) for each, end in ends.items())
 
 
 def begins(action, got, plan, seconds):
@@ -615,6 +766,9 @@ def begins(action, got, plan, seconds):
     if not all(type(got[each]) in (int, float) for each in (action, *waits)):
         return None
     begin, ready = got[action] - seconds[action.kind], max([0.0, *(got[each] for each in waits)])
+    digits = next((digits for digits in range(7) if all(got[each] == round(got[each], digits) for each in got)), None)
+    if digits is not None and round(ready + seconds[action.kind], digits) == got[action]:
+        return f"the ends are rounded: {got[action]:g} instead of {ready + seconds[action.kind]:g}"
     late = next((f"{each} ends at {got[each]:g}" for each in waits if got[each] > begin + 1e-9), None)
     return f"{action} begins at {begin:g}; " + (late or f"its rank and its inputs are ready at {ready:g}")
 
@@ -629,7 +783,7 @@ def by_stage(plan):
 
 # 14.6
 
-OUT, IN = 4, 5
+OUT, IN = 3, 7
 
 
 def inputs(variant, seed=0):
@@ -648,6 +802,35 @@ class Sums(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
+class Matmuls(TorchDispatchMode):
+    """Knows what has been multiplied by the size of the result, to name it."""
+
+    KINDS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
+
+    def __init__(self, rows):
+        super().__init__()
+        self.names = {rows * OUT: "the output", rows * IN: "the gradient of x", OUT * IN: "the gradient of the weight"}
+        self.made = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        if func.overloadpacket in self.KINDS:
+            self.made.append(self.names.get(result.numel(), "another matmul"))
+        return result
+
+    def slip(self, wanted):
+        """What is computed although it is not `wanted`, or more than once."""
+        if extra := [name for name in self.made if name != wanted]:
+            second = {
+                "the output": "no second forward pass: x and the gradient of y are enough",
+                "the gradient of x": "the gradient of x belongs to the backward pass",
+                "the gradient of the weight": "the matmul of the gradient and x runs in the backward pass: only the "
+                "addition is left for later",
+            }
+            return second.get(extra[0], "one matmul is needed here")
+        return f"each matmul is computed once, and {wanted} is computed {len(self.made)} times" if self.made else None
+
+
 def calls_of(later, backwards):
     """The functions that the backward passes have postponed: one each."""
     if strange := [each for each in later if not callable(each)]:
@@ -655,8 +838,7 @@ def calls_of(later, backwards):
     slip = "one function for both gradients: W is one action"
     if len(later) < backwards:
         slip = "each backward appends one, whether x needs a gradient or not, and leaves those of others where they are"
-    after = "one backward" if backwards == 1 else "two"
-    expect(f"functions in `later` after {after}", len(later), backwards, slip=slip)
+    expect(f"functions in `later`, number of backward passes: {backwards}", len(later), backwards, slip=slip)
     return list(later)
 
 
@@ -670,22 +852,28 @@ def check_linear_later(answer, variant):
     if not callable(linear):
         raise AnswerError(f"expected a function of x, weight and bias, got {describe(linear)}")
     leaf, w, b = (nn.Parameter(each.clone()) for each in (x, weight, bias))
-    y = linear(leaf * 1, w, b)
+    with FlopCounterMode(display=False) as counter, Matmuls(2 * variant.size) as matmuls:
+        y = linear(leaf * 1, w, b)
     slips = {"the bias is missing": F.linear(x, weight)}
     EXACT("the output", y.detach() if isinstance(y, Tensor) else y, F.linear(x, weight, bias), slips=slips)
     slip = "the forward pass has put something into `later`: the gradient of y is not there yet"
     expect("functions in `later` after forward", len(later), 0, slip=slip)
     if not y.requires_grad:
         raise AnswerError("the output has no gradient\nlikely slip: return `apply` of an autograd function")
-    with FlopCounterMode(display=False) as counter, Sums() as sums:
-        y.backward(gradient)
+    expect("floating-point operations of forward", counter.get_total_flops(), product, slip=matmuls.slip("the output"))
+    given = gradient.clone()
+    with FlopCounterMode(display=False) as counter, Sums() as sums, Matmuls(2 * variant.size) as matmuls:
+        y.backward(given)
     check_backward(leaf.grad, gradient @ weight, (w, b), later)
-    slip = "the matmul of the gradient and x runs in the backward pass: only the addition is left for later"
+    slip = matmuls.slip("the gradient of x")
     expect("floating-point operations of backward", counter.get_total_flops(), product, slip=slip)
     slip = "the gradient of the bias is computed in the backward pass: only the addition is left for later"
     expect("sums in backward", sums.count, 0, slip=slip)
     check_later(calls_of(later, 1), (w, b), gradients_of(x, gradient), product)
-    check_two(answer, variant)
+    expect("the gradient of y afterwards", given, gradient, slip="it is the caller's: do not change it")
+    expect("x afterwards", leaf.detach(), x, slip="x is the caller's: do not change it")
+    check_three(answer, variant)
+    check_layers(answer, variant)
     check_shapes(answer, weight, bias)
 
 
@@ -712,7 +900,7 @@ def gradients_of(x, gradient):
 def check_later(calls, parameters, wanted, product):
     """The gradients that the postponed function computes, called once."""
     w, b = parameters
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, Matmuls(product // (2 * OUT * IN)) as matmuls:
         try:
             for call in calls:
                 call()
@@ -736,41 +924,78 @@ def check_later(calls, parameters, wanted, product):
     EXACT("bias.grad when all of `later` has been called", b.grad, wanted[1], slips=slips)
     slip = "autograd recorded the matmul, which keeps x's graph alive: `x.detach()`, or torch.no_grad()"
     expect("weight.grad has a graph", w.grad.requires_grad, False, slip=slip)
-    slip = "one matmul is needed: no second forward pass, and nothing that the backward pass has computed"
+    slip = matmuls.slip("the gradient of the weight") or "one matmul is left for later, and none has been computed"
     expect("floating-point operations of `later`", counter.get_total_flops(), product, slip=slip)
 
 
-def check_two(answer, variant):
-    """Two micro-batches go forward, then backward, the second without a gradient of x; its weights come first."""
+def check_three(answer, variant):
+    """Three micro-batches go forward, then backward in another order, one without a gradient of x; so do their W."""
+    later, rows = [], 2 * variant.size
+    linear = answer(later)
+    batches = [inputs(variant, seed) for seed in (1, 2, 3)]
+    parameters = [nn.Parameter(each.clone()) for each in batches[0][1:3]]
+    outputs = [linear(batch[0].clone().requires_grad_(n != 1), *parameters) for n, batch in enumerate(batches)]
+    for n in (1, 0, 2):
+        gradient = batches[n][3]
+        with FlopCounterMode(display=False) as counter:
+            outputs[n].backward(gradient.transpose(0, 1).contiguous().transpose(0, 1))
+        if n == 1:
+            slip = "the first stage's x needs no gradient: `ctx.needs_input_grad` says so"
+            expect("floating-point operations of a backward without x", counter.get_total_flops(), 0, slip=slip)
+    found = dict(zip((1, 0, 2), calls_of(later, 3), strict=True))
+    totals = [0.0, 0.0]
+    for count, n in enumerate((0, 2, 1), 1):
+        with FlopCounterMode(display=False) as counter, Matmuls(rows) as matmuls:
+            found[n]()
+        x, gradient = batches[n][0], batches[n][3]
+        alone = gradients_of(x, gradient)
+        mixes = [gradients_of(other[0], gradient) for other in batches if other[0] is not x]
+        others = [gradients_of(batch[0], batch[3]) for m, batch in enumerate(batches) if m != n]
+        for k, (name, parameter) in enumerate(zip(("weight", "bias"), parameters, strict=True)):
+            before, wanted = totals[k], totals[k] + alone[k]
+            slips = {
+                f"`.grad` of the {name} was replaced: gradients of micro-batches add up": alone[k],
+                "a function does the work of its own backward pass, not all the work in `later`": sum(
+                    (other[k] for other in others), alone[k]
+                ),
+                "a function does the work of its own backward pass: none was done": before if count > 1 else None,
+            }
+            explained = {
+                "this is another micro-batch's: a function does the work of its own backward pass": others,
+                "x is that of another forward pass: each backward pass needs its own, from `ctx`": mixes,
+            }
+            for text, values in explained.items():
+                for value in values:
+                    if same(parameter.grad, before + value[k], 1e-12):
+                        slips = {text: before + value[k]}
+            slip = "each backward pass postpones the work of its own micro-batch: keep x and the gradient of each"
+            what = f"{name}.grad when {count} of 3 functions have been called, that of micro-batch {n} last"
+            EXACT(what, parameter.grad, wanted, slips=slips, slip=slip)
+            totals[k] = wanted
+        slip = matmuls.slip("the gradient of the weight")
+        expect("floating-point operations of a function", counter.get_total_flops(), 2 * rows * OUT * IN, slip=slip)
+
+
+def check_layers(answer, variant):
+    """One function serves two layers, in two steps between which `.grad` is reset; float32."""
     later = []
     linear = answer(later)
-    (x_1, weight, bias, gradient_1), (x_2, _, _, gradient_2) = inputs(variant, 1), inputs(variant, 2)
-    parameters = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
-    outputs = [linear(x.clone().requires_grad_(needs), *parameters) for x, needs in ((x_1, True), (x_2, False))]
-    for y, gradient in zip(outputs, (gradient_1, gradient_2), strict=True):
-        with FlopCounterMode(display=False) as counter:
-            y.backward(gradient.transpose(0, 1).contiguous().transpose(0, 1))
-    slip = "the first stage's x needs no gradient: `ctx.needs_input_grad` says so"
-    expect("floating-point operations of a backward without x", counter.get_total_flops(), 0, slip=slip)
-    first, second = calls_of(later, 2)
-    first_alone, alone = gradients_of(x_1, gradient_1), gradients_of(x_2, gradient_2)
-    mixed = gradients_of(x_2, gradient_1)
-    second()
-    for name, parameter, one, two in zip(("weight", "bias"), parameters, first_alone, alone, strict=True):
-        slips = {
-            "this is another micro-batch's: a function does the work of its own backward pass": one,
-            "a function does the work of its own backward pass, not all the work in `later`": one + two,
-            "a function does the work of its own backward pass: none was done": None,
-        }
-        EXACT(f"{name}.grad after the second micro-batch's function alone", parameter.grad, two, slips=slips)
-    first()
-    for name, parameter, one, two, mix in zip(("weight", "bias"), parameters, first_alone, alone, mixed, strict=True):
-        slips = {
-            f"`.grad` of the {name} was replaced: gradients of micro-batches add up": one,
-            "x is that of the last forward: each backward needs its own, from `ctx`": mix + two,
-        }
-        slip = "each backward pass postpones the work of its own micro-batch: keep x and the gradient of each"
-        EXACT(f"{name}.grad of two micro-batches", parameter.grad, one + two, slips=slips, slip=slip)
+    x, weight, bias, _ = (each.float() for each in inputs(variant, 4))
+    first = nn.Parameter(weight), nn.Parameter(bias)
+    second = nn.Parameter(weight.T.contiguous()), nn.Parameter(torch.linspace(-1, 1, IN))
+    names = ("weight", "bias", "the second layer's weight", "the second layer's bias")
+    for step in ("the first step", "a second step after `.grad` was set to None"):
+        linear(linear(x, *first), *second).square().sum().backward()
+        for call in later:
+            call()
+        later.clear()
+        loss = F.linear(F.linear(x, *first), *second).square().sum()
+        for name, parameter, wanted in zip(
+            names, (*first, *second), torch.autograd.grad(loss, (*first, *second)), strict=True
+        ):
+            slip = "a function is for the parameters of its own call, however many layers and steps there are"
+            expect(f"{name}.grad of two layers, {step}", parameter.grad, wanted, slip=slip, tolerance=1e-4)
+            parameter.grad = None
 
 
 def check_shapes(answer, weight, bias):
@@ -821,7 +1046,10 @@ def check_when_to_reduce(answer, variant):
 
 def positions(answer, actions, zero, where):
     """The learner's positions in a list."""
-    got = answer(list(actions), zero)
+    given = list(actions)
+    got = answer(given, zero)
+    slip = "the list is the caller's: do not change it"
+    expect(f"the list afterwards, ZeRO-{zero}, {where}", as_text(given), as_text(actions), slip=slip)
     if not isinstance(got, list | tuple) or not all(type(at) is int for at in got):
         raise AnswerError(f"ZeRO-{zero}, {where}: expected a list of positions, got {describe(got)}")
     return list(got)

@@ -263,7 +263,7 @@ def accumulate(
     target: Tensor,
     micros: int,
 ) -> Tensor:
-    """Run the forward and backward passes of a batch in micro-batches, one after the other.
+    """Run the forward and backward passes of a batch in micro-batches, one after the other, from the first to the last.
 
     The parameters' `.grad` grows by the gradients of the entire batch. Activations of at most one micro-batch are
     alive at any time.
@@ -564,7 +564,8 @@ def ends(plan: Plan, seconds: Mapping[str, float]) -> dict[Action, float]:
 
     Args:
         plan: the list of each rank, with forward passes "F" and full backward passes "B". A rank may have several
-            stages, and the last stage may be on any rank. Stages count from 0. Do not change the lists.
+            stages, and the last stage may be on any rank. Stages count from 0. A list may have thousands of actions.
+            Do not change the lists.
         seconds: the duration of "F" and of "B".
 
     Raises:
@@ -883,7 +884,8 @@ def when_to_reduce(actions: Sequence[Action], zero: Literal[1, 2]) -> list[int]:
     """Return the positions in a rank's list after which gradients of a stage are reduced, in ascending order.
 
     Args:
-        actions: F actions, and either B or I and W actions, of one or several stages.
+        actions: of one or several stages. Each micro-batch of a stage has F, and either B or I and W; a list may
+            contain both kinds of backward pass.
         zero: with 1, reduce each stage's gradients once, as soon as they are complete for the step. With 2, reduce the
             gradients of each micro-batch as soon as they are complete.
     """
