@@ -98,6 +98,40 @@ Adds up the stages instead of taking the slowest.
 +         found.append((slowest + sum(costs[begin:end]), [*counts, end - begin]))
 """)
 
+wrong("14.1", "need not be whole numbers, and here they are rounded down").diff("""
+Drops the costs' fractions.
+- return best(len(costs), ranks)[1]
++ costs = [int(cost) for cost in costs]
++ return best(len(costs), ranks)[1]
+""")
+wrong("14.1", "fractions of any size").diff("""
+Rounds costs to one decimal.
+- return best(len(costs), ranks)[1]
++ costs = [round(cost, 1) for cost in costs]
++ return best(len(costs), ranks)[1]
+""")
+wrong("14.1", "the slowest stage costs 5 instead of 3").diff("""
+Leaves out the layers that cost nothing.
+- return best(len(costs), ranks)[1]
++ free = sum(cost == 0 for cost in costs)
++ costs = [cost for cost in costs if cost]
++ counts = best(len(costs), ranks)[1]
++ return counts[:-1] + [counts[-1] + free]
+""")
+
+
+@wrong("14.1", "the slowest stage costs 3 instead of 2")
+def place(costs, ranks):
+    """Cuts the slowest stage into halves until there are enough."""
+    found = [list(costs)]
+    while len(found) < ranks:
+        slowest = max((part for part in found if len(part) > 1), key=sum)
+        cut = min(range(1, len(slowest)), key=lambda at: max(sum(slowest[:at]), sum(slowest[at:])))
+        at = next(at for at, part in enumerate(found) if part is slowest)
+        found[at : at + 1] = [slowest[:cut], slowest[cut:]]
+    return [len(part) for part in found]
+
+
 # 14.2
 
 wrong("14.2", "m times too much, unless it is scaled").diff("""
@@ -147,6 +181,71 @@ Forgets to go backward.
 -     loss.backward()
 """)
 
+wrong("14.2", "without `retain_graph`").diff("""
+Keeps the graphs.
+-     loss.backward()
+-     losses.append(loss.detach())
+- return torch.stack(losses).sum()
++     loss.backward(retain_graph=True)
++     losses.append(loss)
++ return torch.stack(losses).sum().detach()
+""")
+wrong("14.2", "their outputs are kept").diff("""
+Computes the loss from all outputs.
+-     loss = loss_fn(forward(rows), wanted) * (len(rows) / len(x))
+-     loss.backward()
+-     losses.append(loss.detach())
+- return torch.stack(losses).sum()
++     output = forward(rows)
++     losses.append(output.detach())
++     (loss_fn(output, wanted) * (len(rows) / len(x))).backward()
++ return loss_fn(torch.cat(losses), target)
+""")
+wrong("14.2", "begin with the first").diff("""
+Begins with the last micro-batch.
+- for rows, wanted in zip(x.tensor_split(micros), target.tensor_split(micros), strict=True):
++ for rows, wanted in reversed(list(zip(x.tensor_split(micros), target.tensor_split(micros), strict=True))):
+""")
+wrong("14.2", "of samples that follow each other").diff("""
+Takes every m-th sample.
+- for rows, wanted in zip(x.tensor_split(micros), target.tensor_split(micros), strict=True):
++ for rows, wanted in [(x[at::micros], target[at::micros]) for at in range(micros)]:
+""")
+wrong("14.2", "the larger ones come first").diff("""
+Leaves the rest to the last micro-batch.
+- losses = []
++ losses, size = [], len(x) // micros
++ sizes = [size] * (micros - 1) + [len(x) - size * (micros - 1)]
+- for rows, wanted in zip(x.tensor_split(micros), target.tensor_split(micros), strict=True):
++ for rows, wanted in zip(x.split(sizes), target.split(sizes), strict=True):
+""")
+wrong("14.2", "activations of two are alive").diff("""
+Goes backward one micro-batch late.
+- losses = []
++ losses, before = [], None
+-     loss.backward()
+-     losses.append(loss.detach())
++     if before is not None:
++         before.backward()
++     before = loss
++     losses.append(loss.detach())
+- return torch.stack(losses).sum()
++ before.backward()
++ return torch.stack(losses).sum()
+""")
+wrong("14.2", "forward pass of the entire batch").diff("""
+Computes the loss of the entire batch once more.
+- return torch.stack(losses).sum()
++ with torch.no_grad():
++     return loss_fn(forward(x), target)
+""")
+wrong("14.2", "x is the caller's").diff("""
+Changes x.
+- return torch.stack(losses).sum()
++ x.zero_()
++ return torch.stack(losses).sum()
+""")
+
 # 14.3
 
 wrong("14.3", "backward passes begin with micro-batch 0 here").diff("""
@@ -190,6 +289,30 @@ wrong("14.3", "is of stage 0").diff("""
 Does the work of stage 0 on every rank.
 - return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
 + return [Action(0, kind, micro) for kind in ("F", "B") for micro in range(micros)]
+""")
+
+wrong("14.3", "is of type str").diff("""
+Writes the stage as text.
+- return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ return [Action(str(rank), kind, micro) for kind in ("F", "B") for micro in range(micros)]
+""")
+wrong("14.3", "is of type Tensor").diff("""
+Takes micro-batches from a tensor.
+- return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ return [Action(rank, kind, micro) for kind in ("F", "B") for micro in torch.arange(micros)]
+""")
+wrong("14.3", "is of kind 'I'").diff("""
+Splits the backward pass.
+- return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ return [Action(rank, kind, micro) for kind in ("F", "I", "W") for micro in range(micros)]
+""")
+wrong("14.3", "each call returns a new list").diff("""
+Appends to one list.
+- def gpipe(rank, ranks, micros):
++ def gpipe(rank, ranks, micros, found=[]):
+- return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ found += [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ return found
 """)
 
 # 14.4
@@ -246,6 +369,17 @@ wrong("14.4", "all forward passes first: this is GPipe").diff("""
 Goes ahead with all micro-batches.
 - ahead = min(ranks - 1 - rank, micros)
 + ahead = micros
+""")
+
+wrong("14.4", "one forward pass too few").diff("""
+Forgets the forward pass of the last rank.
+- ahead = min(ranks - 1 - rank, micros)
++ ahead = max(0, min(ranks - 2 - rank, micros))
+""")
+wrong("14.4", "backward passes go from micro-batch 0 to the last").diff("""
+Ends from the last micro-batch on.
+- found += [Action(rank, "B", micro) for micro in range(micros - ahead, micros)]
++ found += [Action(rank, "B", micro) for micro in reversed(range(micros - ahead, micros))]
 """)
 
 # 14.5
@@ -428,6 +562,51 @@ def ends(plan, seconds):
     return end
 
 
+wrong("14.5", "durations need not be whole numbers, and here they are rounded down").diff("""
+Takes whole seconds.
+- clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
++ clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + int(seconds[kind])
+""")
+wrong("14.5", "the ends are rounded").diff("""
+Rounds the ends.
+- end[action] = clocks[rank]
++ end[action] = round(clocks[rank], 6)
+""")
+wrong("14.5", "a long list needs many rounds").diff("""
+Goes around the ranks fifty times.
+- while moved:
++ for _ in range(50):
+""")
+wrong("14.5", "`seconds` is the caller's").diff("""
+Changes the durations.
+- last = max(action.stage for actions in plan for action in actions)
++ last = max(action.stage for actions in plan for action in actions)
++ seconds["I"] = seconds["F"]
+""")
+
+
+@wrong("14.5", "lists may be long")
+def ends(plan, seconds):
+    """Asks for what an action waits for, as deep as the list is long."""
+    last = max(action.stage for actions in plan for action in actions)
+    before = {actions[at]: actions[at - 1] for actions in plan for at in range(1, len(actions))}
+    asked = set()
+
+    @cache
+    def end(action):
+        if action in asked:
+            raise RuntimeError(f"{action} waits for itself")
+        asked.add(action)
+        stage, kind, micro = action
+        needed = [Action(stage - 1, "F", micro)] if kind == "F" and stage else []
+        needed += [Action(stage, "F", micro)] if kind == "B" else []
+        needed += [Action(stage + 1, "B", micro)] if kind == "B" and stage < last else []
+        needed += [before[action]] if action in before else []
+        return max(map(end, needed), default=0) + seconds[kind]
+
+    return {action: end(action) for actions in plan for action in actions}
+
+
 # 14.6
 
 wrong("14.6", "nothing was postponed: the gradients of the weights are computed in the backward pass").diff("""
@@ -534,7 +713,7 @@ Leaves the gradient of x out.
 -         return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
 +         return None, None, None
 """)
-wrong("14.6", "expected 2, got 1").diff("""
+wrong("14.6", "expected 3, got 1").diff("""
 Keeps the newest function alone.
 -         later.append(finish)
 +         later[:] = [finish]
@@ -547,7 +726,7 @@ Computes the output again, and goes backward from there.
 -             later.append(finish)
 +             later.append(lambda: F.linear(x.detach(), weight, bias).backward(gradient))
 """)
-wrong("14.6", "x is that of the last forward").diff("""
+wrong("14.6", "x is that of another forward pass").diff("""
 Keeps one x for all micro-batches.
 - class Linear(torch.autograd.Function):
 + kept = {}
@@ -586,6 +765,74 @@ Lets each function do the oldest work that is left.
 +                 rows, x_rows = waiting.pop(0)
 +                 add(weight, rows.T @ x_rows)
 +                 add(bias, rows.sum(0))
+""")
+
+wrong("14.6", "this is the newest micro-batch's").diff("""
+Lets each function do the newest work that is left.
+- class Linear(torch.autograd.Function):
++ waiting = []
++ class Linear(torch.autograd.Function):
+-             def finish():
+-                 add(weight, rows.T @ x_rows)
+-                 add(bias, rows.sum(0))
++             waiting.append((rows, x_rows))
++             def finish():
++                 rows, x_rows = waiting.pop()
++                 add(weight, rows.T @ x_rows)
++                 add(bias, rows.sum(0))
+""")
+wrong("14.6", "each backward pass needs its own, from `ctx`").diff("""
+Takes the inputs in the order of the forward passes.
+- class Linear(torch.autograd.Function):
++ kept = []
++ class Linear(torch.autograd.Function):
+-             ctx.save_for_backward(x, weight, bias)
++             kept.append(x)
++             ctx.save_for_backward(weight, bias)
+-             x, weight, bias = ctx.saved_tensors
++             x, (weight, bias) = kept.pop(0), ctx.saved_tensors
+""")
+wrong("14.6", "the gradient of the weight is computed 2 times").diff("""
+Multiplies twice where there is a gradient already.
+-             add(weight, rows.T @ x_rows)
++             add(weight, rows.T @ x_rows if weight.grad is None else (rows.T @ x_rows + rows.T @ x_rows) / 2)
+""")
+wrong("14.6", "the output is computed 2 times").diff("""
+Computes the output twice.
+-             return F.linear(x, weight, bias)
++             F.linear(x, weight)
++             return F.linear(x, weight, bias)
+""")
+wrong("14.6", "the gradient of x is computed 2 times").diff("""
+Computes the gradient of x twice.
+-         return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
++         gradient @ weight
++         return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
+""")
+wrong("14.6", "for the parameters of its own call").diff("""
+Keeps the parameters of the last call.
+- class Linear(torch.autograd.Function):
++ held = []
++ class Linear(torch.autograd.Function):
+-             ctx.save_for_backward(x, weight, bias)
++             held[:] = [weight, bias]
++             ctx.save_for_backward(x, weight, bias)
+-             def finish():
+-                 add(weight, rows.T @ x_rows)
+-                 add(bias, rows.sum(0))
++             def finish():
++                 add(held[0], rows.T @ x_rows)
++                 add(held[1], rows.sum(0))
+""")
+wrong("14.6", "the gradient of y afterwards").diff("""
+Clears the gradient of y.
+-             def finish():
+-                 add(weight, rows.T @ x_rows)
+-                 add(bias, rows.sum(0))
++             def finish():
++                 add(weight, rows.T @ x_rows)
++                 add(bias, rows.sum(0))
++                 rows.zero_()
 """)
 
 # 14.7
@@ -674,4 +921,10 @@ wrong("14.7", "5 is missing").diff("""
 Forgets the last backward of ZeRO-2.
 -     return done
 +     return done[:-1]
+""")
+wrong("14.7", "the list is the caller's").diff("""
+Changes the list.
+- done = [at for at, action in enumerate(actions) if action.kind in ("B", "W")]
++ done = [at for at, action in enumerate(actions) if action.kind in ("B", "W")]
++ actions.append(actions[-1])
 """)
