@@ -17,6 +17,7 @@ from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp.torch_api.optimizer_checks import (
     check_every_step,
+    check_not_stale,
     check_steps_after_backward,
     note_taken,
     noted_of,
@@ -105,7 +106,7 @@ def fully_shard(
     """
     stay_out_of_graphs()
     watch_optimizers()
-    modules: list[nn.Module] = list(module) if isinstance(module, list | tuple) else [module]
+    modules: list[nn.Module] = list(dict.fromkeys(module)) if isinstance(module, list | tuple) else [module]
     _check(modules)
     group = comm.world()
     params = _params_of(modules, ignored_params or ())
@@ -128,7 +129,7 @@ def fully_shard(
         unit = ParamUnit(params, cuts, mesh, plan, device, name, reshard_after_forward is not False, smaller)
         for p, places in params.items():
             note_taken(p, places[0].name, unit)
-        check_every_step()
+        check_every_step(check_not_stale)
         _units.add(unit)
         unit.policy = mp_policy
     State(modules, unit, mp_policy, reshard_after_forward is None, device)

@@ -128,6 +128,16 @@ def a_shard_that_is_tied_afterwards_is_refused() -> None:
 
 
 @check()
+def a_module_that_a_list_names_twice_is_sharded_once() -> None:
+    layer, expected = nn.Linear(8, 8), nn.Linear(8, 8)
+    expected.load_state_dict(layer.state_dict())
+    ours.fully_shard([layer, layer])
+    layer(rows()).pow(2).sum().backward()
+    in_one_process(expected)
+    assert torch.allclose(whole(layer.weight.grad), expected.weight.grad)
+
+
+@check()
 def a_sharded_module_in_two_models_is_named() -> None:
     base = ours.fully_shard(nn.Linear(8, 8))
     first, second = ours.fully_shard(Two(base)), ours.fully_shard(Two(base))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -46,15 +46,13 @@ def noted_of(p: nn.Parameter) -> Taken | None:
 
 
 @cache
-def check_every_step() -> None:
-    """From now on every optimizer's `step` begins with these checks."""
-    register_optimizer_step_pre_hook(check_step)
+def check_every_step(check: Callable[[list[nn.Parameter]], None]) -> None:
+    """From now on every optimizer's `step` begins with a check of its parameters."""
 
+    def begin(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        check([p for group in optimizer.param_groups for p in group["params"]])
 
-def check_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    check_reduced(params)
-    check_not_stale(params)
+    register_optimizer_step_pre_hook(begin)
 
 
 def check_not_stale(params: list[nn.Parameter]) -> None:

@@ -17,6 +17,8 @@ from minifsdp.fsdp.torch_api.ignored import Ignored
 from minifsdp.fsdp.torch_api.optimizer_checks import (
     ORIGINAL_NAME,
     check_every_step,
+    check_not_stale,
+    check_reduced,
     check_steps_after_backward,
     note_taken,
 )
@@ -125,7 +127,8 @@ def check_all_inside(parameters: Iterable[list[Place]], unit: nn.Module) -> None
 
 def mark_taken(params: ParamPlaces, unit: Unit) -> None:
     """Note on the parameters that `unit` has them now, for units that are wrapped by hand later, and for optimizers."""
-    check_every_step()
+    check_every_step(check_reduced)
+    check_every_step(check_not_stale)
     for p, (place, *_) in params.items():
         now = place.module._parameters.get(place.attribute)  # p with original parameters, another if it came from meta
         for taken in (p, now):
