@@ -1,19 +1,17 @@
 """`minifsdp ps` and `minifsdp clean`, and kernels that are interrupted, restarted and killed while ranks run."""
 
-import contextlib
 import os
 import re
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from jupyter_client import KernelManager
+from marked import marked, within
 
 from minifsdp.course import cli
 from minifsdp.course.cli import processes
@@ -21,35 +19,6 @@ from minifsdp.course.system.housekeeping import SERVER, Found, end_processes, fi
 from minifsdp.course.workshop.references import find_reference
 
 pytestmark = pytest.mark.alone
-
-
-@pytest.fixture
-def marker(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A variable that all processes of this test carry; none of them may outlive it."""
-    word = uuid.uuid4().hex
-    monkeypatch.setenv("MARKER", word)
-    yield word
-    try:
-        within(3, lambda: not marked(word))
-    finally:
-        for process in marked(word):
-            process.kill()
-
-
-def marked(word: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("MARKER") == word and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def within(seconds: float, holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def found(word: str) -> dict[str, Found]:

@@ -1,0 +1,51 @@
+"""Notebooks whose time runs out while ranks wait: whatever runs the notebook, no rank outlives it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from marked import marked, within
+from nbformat.v4 import new_code_cell, new_notebook
+
+LIMIT = 45  # seconds for a cell; on a busy machine half of them pass until torch is imported and the ranks run
+
+WAITING = """
+import os, time
+from pathlib import Path
+from minifsdp.course.launch import launch
+
+def wait():
+    Path(os.environ["STARTED"] + os.environ["RANK"]).touch()
+    time.sleep(1000)
+
+launch(wait, 2, timeout=1000)
+"""
+
+RUNNERS = {
+    "nbclient": ["jupyter", "execute", f"--timeout={LIMIT}", "waiting.ipynb"],
+    "papermill": ["papermill", "--kernel=python3", f"--execution-timeout={LIMIT}", "waiting.ipynb", "out.ipynb"],
+    "nbval": ["pytest", "--nbval", "--nbval-current-env", f"--nbval-cell-timeout={LIMIT}", "waiting.ipynb"],
+}
+
+
+def test_no_rank_outlives_a_notebook_whose_time_runs_out(
+    marker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner ends the kernel's process group. Ranks have sessions of their own, and end because the kernel has."""
+    runs = {}
+    for name, words in RUNNERS.items():
+        (folder := tmp_path / name).mkdir()
+        nbformat.write(new_notebook(cells=[new_code_cell(WAITING)]), folder / "waiting.ipynb")
+        monkeypatch.setenv("STARTED", f"{folder}/rank-")
+        with (folder / "log").open("w") as log:
+            runs[name] = subprocess.Popen(
+                [sys.executable, "-m", *words], cwd=folder, stdout=log, stderr=subprocess.STDOUT
+            )
+    for name, run in runs.items():
+        log = tmp_path / name / "log"
+        assert run.wait(3 * LIMIT), name
+        assert "time" in log.read_text().lower(), name
+        assert {path.name for path in log.parent.glob("rank-*")} == {"rank-0", "rank-1"}, name
+    within(3, lambda: not marked(marker))
