@@ -68,6 +68,7 @@ __all__ = [
     "current_mesh",
     "device_index",
     "device_types_of",
+    "dtensor_handlers",
     "fake_store",
     "foreach_copy",
     "gloo_group",
@@ -245,6 +246,11 @@ def spec_of(tensor: Any) -> Any:
 def place_of(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape of a DTensor's local part, and the indices at which it begins in the whole tensor."""
     return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+
+
+def dtensor_handlers() -> dict[Any, Callable[..., Any]]:
+    """By operator, what torch calls instead on DTensors, with the operator and its arguments."""
+    return DTensor._op_dispatcher._custom_op_handlers
 
 
 def with_spec(local: Tensor, spec: Any) -> DTensor:

@@ -1188,8 +1188,10 @@ assert of["keys"]
 #
 # In torch's FSDP2, you call `fully_shard(module)` explicitly, on each block and finally on the model; it shards each
 # parameter separately. A model on meta is sharded first; then `model.to_empty(device=...)` allocates only the shards,
-# which are initialized afterwards. `torch.nn.utils.clip_grad_norm_` is correct under FSDP2; the optimizer must still be
-# built last.
+# which are initialized afterwards. Seed all ranks alike for that. On a GPU, and in minifsdp also on a CPU, each rank
+# then draws its part of the values that one process would draw. On a CPU, torch initializes every rank's shard with
+# *the same numbers*, in silence: draw the full tensor there and pass it to `distribute_tensor`.
+# `torch.nn.utils.clip_grad_norm_` is correct under FSDP2; the optimizer must still be built last.
 
 
 # %%

@@ -124,6 +124,8 @@ for kind, (*some, number) in launch(names, RANKS)[0].items():
 # With flat parameters, an optimizer finds six vectors; with `fully_shard`, it finds every parameter. Each parameter is
 # a *DTensor*, which consists of this rank's shard, the global shape, and the placements, here `Shard(0)` on a mesh of 2
 # ranks. torch's optimizers, gradient clipping and checkpoints support DTensors, so none of them needs additional code.
+# Random numbers do: on a CPU, with one seed, torch initializes all ranks' shards with the same numbers. In minifsdp,
+# each rank draws the full tensor for a moment and keeps its part (`minifsdp/draws.py`).
 #
 # ## 12.1 Shard a parameter
 #

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from minifsdp import comm, private
 from minifsdp.comm import Group, Label
+from minifsdp.draws import draw_whole
 from minifsdp.fsdp2.cut import Cut
 from minifsdp.local_parts import like as like
 from minifsdp.local_parts import local_of as local_of
@@ -76,6 +77,7 @@ def shard(p: nn.Parameter, cut: Cut, mesh: DeviceMesh, rank: int, to: torch.devi
             placements[-1] = private.StridedShard(cut.dim, split_factor=inner)
         placements += spec.placements
         mesh = private.join_meshes([mesh, spec.mesh])
+    draw_whole(mesh)
     stride = torch.empty(p.shape, device="meta").stride()
     sharded = DTensor.from_local(local, mesh, placements, run_check=False, shape=p.shape, stride=stride)
     made = nn.Parameter(sharded, p.requires_grad)

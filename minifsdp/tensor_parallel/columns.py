@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from minifsdp import draws
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, check_plain, left, local_parameters
 from minifsdp.tensor_parallel.layouts import Layout, check_layouts, from_front, relaid
 from minifsdp.tensor_parallel.parameters import Ranks, local_part
@@ -93,6 +94,7 @@ def as_parts(module: nn.Linear, parts: int) -> None:
     for name, p in list(module.named_parameters()):
         module.register_parameter(name, nn.Parameter(p.detach().unflatten(0, (parts, -1)), p.requires_grad))
     module.register_load_state_dict_pre_hook(_refuse_plain)
+    draws.stacked.add(module)
 
 
 def _refuse_plain(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from minifsdp import private
+from minifsdp.draws import draw_whole
 from minifsdp.local_parts import replaced, sharers
 from minifsdp.order import check_labelled_calls
 from minifsdp.tensor_parallel.layer import LayerStyle
@@ -58,6 +59,7 @@ def parallelize_module(
         return module
     stay_out_of_graphs()
     watch_optimizers()
+    draw_whole(mesh)
     if isinstance(parallelize_plan, ParallelStyle):
         parallelize_plan.src_data_rank = src_data_rank
         return parallelize_plan._apply(module, mesh)

@@ -423,6 +423,20 @@ def place_of() -> None:
 
 
 @check()
+def dtensor_handlers() -> None:
+    """Without it shards in host memory are initialized with the same numbers on all ranks that have one seed."""
+    placed = distribute_tensor(torch.ones(5, 3), init_device_mesh("cpu", (2,)), [Shard(0)])
+    handlers = private.dtensor_handlers()
+    operator = next(each for each in handlers if str(each) == "aten.is_pinned.default")
+    before, handlers[operator] = handlers[operator], lambda asked, args, kwargs: asked is operator and args[0] is placed
+    try:
+        assert placed.is_pinned()
+    finally:
+        handlers[operator] = before
+    assert not placed.is_pinned()
+
+
+@check()
 def spec() -> None:
     """Without it a tensor-parallel layer's outputs are made by `from_local`, which computes what is known."""
     mesh = init_device_mesh("cpu", (2,))
