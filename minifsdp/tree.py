@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from minifsdp.private import tree_flatten, tree_unflatten
 
 _ATOMS = (str, bytes, int, float, complex, type(None), type)
+_PLAIN = (tuple, list, dict)
 _MADE_BY_CLASS = 1 << 9  # a flag of classes (Py_TPFLAGS_HEAPTYPE): not one of Python's own
 
 
@@ -44,6 +45,8 @@ def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
     Each object is changed once, so those that share a tensor still do. An object without a changed tensor stays itself.
     """
+    if isinstance(tree, Tensor):
+        return change(tree)
     done: dict[int, tuple[Any, Any]] = {}  # with the original, so that no other object gets its id
 
     def changed(each: Any) -> Any:
@@ -97,6 +100,8 @@ def _rebuilt(tree: Any, changed: Callable[[Any], Any]) -> Any:
 def _like(tree: Any, items: Any) -> Any:
     """An object of the same class with these items, and with the attributes of `tree`."""
     cls: Any = type(tree)
+    if cls in _PLAIN:
+        return cls(items)
     if hasattr(cls, "n_sequence_fields"):  # a result of torch's, such as that of torch.max
         return cls(items)
     base: Any = next(each for each in cls.__mro__ if not each.__flags__ & _MADE_BY_CLASS)
