@@ -331,6 +331,9 @@ def expect_names(rank, result, wanted, slip):
 VIEW = "likely slip: a slice is a view and keeps the whole tensor's memory: copy it"
 
 
+LARGE = 2**60 + 1  # no floating-point dtype of torch has it
+
+
 @check("10b.2")
 def check_my_rows(answer, variant):
     """Rows of dimension 0, ceil(rows / N) each, in memory of their own; the last ranks have fewer or none."""
@@ -341,6 +344,12 @@ def check_my_rows(answer, variant):
         for shape in shapes:
             check_rows(answer, torch.randn(shape, generator=generator), ranks)
     check_rows(answer, torch.randn(size, 3, generator=generator, dtype=torch.bfloat16), variant.ranks)
+    large = LARGE + torch.arange(size)
+    for rank in range(variant.ranks):
+        got, rows = pair(call_rows(answer, large, rank, variant.ranks))[1], -(-size // variant.ranks)
+        same = torch.equal(got, large[rank * rows :][:rows])
+        slip = "on the way through a floating-point dtype large whole numbers lose their last digits"
+        expect("whole numbers above 2**60, torch.int64: all rows are as they were", same, True, rank=rank, slip=slip)
     for ranks in (1, variant.ranks, 4):
         check_rows(answer, torch.randn(3, size, generator=generator).T, ranks, " (a transpose, not contiguous)")
 
@@ -451,6 +460,11 @@ def check_fill_rows(answer, variant):
     whole = torch.randn(6, 3, generator=generator)
     check_any_values(answer, torch.where(whole > 1, torch.nan, whole).index_fill(0, torch.tensor(4), torch.nan))
     check_any_values(answer, torch.arange(18).view(6, 3))
+    out, whole_numbers = torch.zeros(3, 3, dtype=torch.int64), LARGE + torch.arange(18).view(6, 3)
+    answer(out, 2, cut_into(whole_numbers, 2))
+    slip = "on the way through a floating-point dtype large whole numbers lose their last digits"
+    same = torch.equal(out, whole_numbers[2:5])
+    expect("whole numbers above 2**60, torch.int64: all rows are as they were saved", same, True, slip=slip)
     check_shapes(answer, generator)
     for lost, first in ((2, 1), (1, 1), (3, 1), (0, 0), (5, 3)):
         check_lost(answer, whole, lost, first)

@@ -667,6 +667,13 @@ CASES = (
         "of equally fast ones the smallest, in whatever order the factors come",
     ),
     Case(
+        "seconds that differ by thousandths",
+        {1: 150.0, 2: 80.0, 4: 50.0, 8: 30.0},
+        {1: 1.0, 2: 1.009, 4: 1.006, 8: 1.008},
+        ("hybrid sharding", 4),
+        "seconds have fractions: compare them as they are, neither rounded nor cut off",
+    ),
+    Case(
         "only the largest fits",
         {64: 22.0, 1: 800.0, 8: 110.0},
         {64: 3.0, 1: 1.0, 8: 2.0},
@@ -695,6 +702,14 @@ CASES = (
         ("split layers", None),
         "`rest` has to be *less* than the capacity: something of the shards is left on any number of ranks",
         rest=100.0,
+    ),
+    Case(
+        "nothing fits, and `rest` is half a byte less than the capacity",
+        {1: 800.0, 2: 450.0, 4: 275.0},
+        {1: 1.0, 2: 2.0, 4: 3.0},
+        ("more ranks", None),
+        "bytes per rank have fractions: compare them as they are, neither rounded nor cut off",
+        rest=99.5,
     ),
 )
 

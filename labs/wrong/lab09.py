@@ -861,3 +861,11 @@ Waits for all that the device has queued.
 - copied.synchronize()
 + device.synchronize(where)
 """)
+wrong("9.6", "holds the gradient of an earlier call").diff("""
+Keeps its first buffer on the host.
+- def arrive():
++ kept = offload_gradient.__dict__
++ def arrive():
+-         shard.grad.add_(on_host)
++         shard.grad.add_(kept.setdefault("buffer", on_host))
+""")

@@ -1058,3 +1058,15 @@ def units_for(model, block):
         if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1:
             separate(top, inner)
     return units | {model}
+
+
+wrong("10b.2", "large whole numbers lose").diff("""
+Copies on the way through float32.
+- return first, whole[first : first + size].clone()
++ return first, whole[first : first + size].clone().float().to(whole.dtype)
+""")
+wrong("10b.3", "large whole numbers lose").diff("""
+Reads in double.
+- out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
++ out[low - first : high - first].copy_(piece.read().double()[low - piece.first : high - piece.first])
+""")

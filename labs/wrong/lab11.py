@@ -732,3 +732,20 @@ def choose(factors, capacity, memory, seconds, rest):
     return Choice(
         "data parallelism" if best == 1 else "full sharding" if best == max(factors) else "hybrid sharding", best
     )
+
+
+wrong("11.6", "seconds have fractions").diff("""
+Compares seconds in whole numbers.
+- factor = min(fitting, key=seconds)
++ factor = min(fitting, key=lambda each: int(seconds(each)))
+""")
+wrong("11.6", "seconds have fractions").diff("""
+Rounds seconds to a hundredth.
+- factor = min(fitting, key=seconds)
++ factor = min(fitting, key=lambda each: round(seconds(each), 2))
+""")
+wrong("11.6", "bytes per rank have fractions").diff("""
+Rounds what stays.
+- return Choice("more ranks" if rest < capacity else "split layers", None)
++ return Choice("more ranks" if round(rest + 0.1) < capacity else "split layers", None)
+""")
