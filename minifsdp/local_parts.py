@@ -55,11 +55,17 @@ def local_gradient(p: Tensor) -> Tensor | None:
     return None if gradient is None else local_of(gradient)
 
 
-def groups_of(p: Tensor) -> tuple[Group, ...]:
-    """The process groups over which tensor parallelism has sharded a parameter."""
-    if not isinstance(p, DTensor):
-        return ()
-    return tuple(mesh_group(p.device_mesh, dim) for dim, each in enumerate(p.placements) if each.is_shard())
+def cuts_of(p: Tensor) -> dict[int, Any]:
+    """By mesh dimension the placements by which a parameter is sharded.
+
+    FSDP2 after tensor parallelism makes strided shards, of which torch's `is_shard` says False.
+    """
+    return {i: each for i, each in enumerate(p.placements) if hasattr(each, "dim")} if isinstance(p, DTensor) else {}
+
+
+def groups_of(p: Any) -> tuple[Group, ...]:
+    """The process groups over which a parameter is sharded."""
+    return tuple(mesh_group(p.device_mesh, dim) for dim in cuts_of(p))
 
 
 def check_replicated(p: Tensor, name: str, group: Group) -> None:

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from minifsdp.local_parts import cuts_of
 from minifsdp.private import TorchDispatchMode
 
 ELEMENTWISE = {optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax, optim.ASGD, optim.NAdam}
@@ -111,8 +112,7 @@ def check_dtensors(kind: type[Optimizer], params: Iterable[DTensor]) -> None:
         ValueError: torch lacks the operators for this optimizer with DTensors, or with one sharded like this.
     """
     for p in params:
-        placements: Any = p.placements
-        cuts = [(p.shape[x.dim], p.device_mesh.size(i)) for i, x in enumerate(placements) if x.is_shard()]
+        cuts = [(p.shape[each.dim], p.device_mesh.size(i)) for i, each in cuts_of(p).items()]
         uneven = next((f"{size} over {ranks} ranks" for size, ranks in cuts if size % ranks), "")
         tiny = next((f"{size} over {ranks} ranks" for size, ranks in cuts if size < ranks), "")
         if cuts and issubclass(kind, optim.Adafactor | optim.Rprop):

@@ -33,6 +33,7 @@ from tp_small_model import (
 from minifsdp import comm
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import MixedPrecisionPolicy, fully_shard
+from minifsdp.fsdp2 import clip_grad_norm_ as our_clip_grad_norm_
 from minifsdp.grad_scaler import ShardedGradScaler
 from minifsdp.tensor_parallel import SequenceParallel, parallelize_module
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
@@ -73,6 +74,17 @@ def fsdp2_of_the_layers_themselves(sequence: bool, inner: str) -> None:
     both = mesh()
     model = sharded(parallel(both["tp"], sequence), both["dp"], inner)
     assert_trains_as_one_process(model, 2, both.get_local_rank("dp"), steps=2)
+
+
+@check(ranks=4, sequence=SEQUENCE)
+def our_clipping_counts_every_shard_once(sequence: bool) -> None:
+    """Columns that FSDP2 cuts again are strided shards."""
+    both = mesh()
+    model = sharded(parallel(both["tp"], sequence), both["dp"])
+    loss_of(model, both.get_local_rank("dp")).backward()
+    gradients = [whole(p.grad) for p in model.parameters()]
+    norm = our_clip_grad_norm_(model.parameters(), 1e9)
+    torch.testing.assert_close(norm, torch.stack([g.norm() for g in gradients]).norm().to(norm.dtype))
 
 
 @check(ranks=8, sequence=SEQUENCE)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from minifsdp.course.ladder.closed_form import Gradient, OptimizerState
 from minifsdp.course.watch.description.report import Description, Prediction, UnitRow, dtype_name
-from minifsdp.fsdp2.dtensors import local_of
+from minifsdp.local_parts import cuts_of, local_of
 
 
 def describe_layers(model: nn.Module, optimizer: OptimizerState) -> Description:
@@ -54,5 +52,5 @@ def _row(name: str, own: dict[str, nn.Parameter], optimizer: OptimizerState) -> 
 
 
 def _placed(p: nn.Parameter) -> str:
-    cuts: list[Any] = [place for place in p.placements if place.is_shard()] if isinstance(p, DTensor) else []
+    cuts = [*cuts_of(p).values()]
     return f"Shard({cuts[0].dim})" if cuts else "Replicate"
