@@ -10,18 +10,32 @@ from torch import Tensor
 
 from minifsdp import comm
 from minifsdp.comm import Group
+from minifsdp.sharded_values import is_sharded
 
 
 def outline_from_rank_0(state_dict: Mapping[str, Any], source: Group) -> dict[str, Any]:
-    """On rank 0 of `source` what it has; elsewhere the same with tensors on meta, but for numbers (0-d)."""
+    """On rank 0 of `source` what it has; elsewhere the same with tensors on meta, but for numbers (0-d).
+
+    Raises:
+        ValueError: rank 0 has sharded values; on every rank.
+    """
     has_it = source.rank() == 0
-    outlines = comm.gather_objects(outline(state_dict) if has_it else None, source)
-    return dict(state_dict) if has_it else outlines[0]
+    mine: Any = None
+    try:
+        mine = outline(state_dict) if has_it else None
+    except ValueError as error:
+        mine = error
+    sent = comm.gather_objects(mine, source)[0]
+    if isinstance(sent, ValueError):
+        raise sent
+    return dict(state_dict) if has_it else sent
 
 
 def outline(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: outline(inner) for key, inner in value.items()}
+    if is_sharded(value):
+        raise ValueError("rank 0 sends whole values, but some are sharded: save them with full_state_dict=True")
     if not isinstance(value, Tensor):
         return value
     return torch.empty_like(value, device="meta") if value.dim() else value.cpu()  # not onto the GPU that is rank 0's

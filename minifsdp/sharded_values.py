@@ -94,7 +94,7 @@ def full_value(value: Any, group: Group, device: torch.device) -> Tensor:
         RuntimeError: a ShardedTensor is sharded differently, for instance for a different number of ranks.
     """
     if is_dtensor(value):
-        return value.to(value.device_mesh.device_type).full_tensor()  # type: ignore[no-any-return]
+        return whole_of(value)  # type: ignore[no-any-return]
     if not isinstance(value, ShardedTensor):
         return value.to(device)  # type: ignore[no-any-return]
     shape, dtype = value.metadata().size, value.metadata().tensor_properties.dtype
@@ -104,6 +104,13 @@ def full_value(value: Any, group: Group, device: torch.device) -> Tensor:
     full = torch.empty(rows * group.size(), *shape[1:], dtype=dtype, device=device)
     comm.all_gather(full.view(-1), local.view(-1), group).wait()
     return full[: shape[0]]
+
+
+def whole_of(value: Any) -> Any:
+    """A state with whole tensors instead of DTensors; one all-gather each, on all ranks of its mesh, in one order."""
+    if isinstance(value, dict):
+        return {key: whole_of(inner) for key, inner in value.items()}
+    return value.to(value.device_mesh.device_type).full_tensor() if is_dtensor(value) else value
 
 
 def into_rows(local: Tensor, value: Any, group: Group) -> None:
@@ -134,6 +141,8 @@ def storage_of(value: Any) -> int:
 
 def copied(value: Any, to_cpu: bool = False) -> Any:
     """A copy that shares no memory, with `to_cpu` of a tensor in host memory: on CPU, `.cpu()` would not copy."""
+    if isinstance(value, dict):
+        return {key: copied(inner, to_cpu) for key, inner in value.items()}
     if not isinstance(value, Tensor):
         return deepcopy(value)
     return value.detach().to("cpu", copy=True) if to_cpu else value.detach().clone()

@@ -9,12 +9,22 @@ optimizers.
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state)
 
 The functions have the names and signatures of those in torch.distributed.checkpoint.state_dict, and work with this
-package's FSDP and DDP, with torch's DDP and with plain modules; `options` may be torch's. Torch's own functions
-recognize only torch's FSDP. On a model with an instance of this package's FSDP, they would mistake a rank's shards for
-the whole, so they are refused. Models under `fully_shard` have DTensors as parameters, which torch's functions do
-recognize, so these models are passed on to them.
+package's FSDP, DDP, `fully_shard` and tensor parallelism, with any combination of them, with torch's `fully_shard` and
+DDP, and with plain modules; `options` may be torch's. Torch's own functions recognize only torch's FSDP. On a model
+with an instance of this package's FSDP, they would mistake a rank's shards for the whole, so they are refused.
 
-Names are those of the model without wrappers. All functions are collective.
+Names are those of the model without wrappers. All functions are collective, and the ranks that share a model return the
+same result or raise the same error.
+
+Three things around a checkpoint lose data without an error:
+
+- `torch.distributed.checkpoint.HuggingFaceStorageWriter` keeps one rank's part of a sharded value. Pass
+  `save_distributed=True` and `enable_consolidation=True`, or give it whole values (`full_state_dict=True`).
+- dcp saves a value that every rank has only once, and takes each value from a rank of its own choice. If ranks differ,
+  as in the running statistics of BatchNorm, the checkpoint is a mixture: make the values equal first, or save them
+  under a name for each rank.
+- dcp loads into the values that it is given. `optimizer.state_dict()` of a new optimizer has no moments, and those in
+  the checkpoint are left out. `get_state_dict` describes them.
 """
 
 from minifsdp.checkpoint.options import StateDictOptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,6 +29,7 @@ class Names:
 
     Attributes:
         of_parameters: what an optimizer may have, and the names outside of what is in it.
+        known: all these names.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -35,6 +37,7 @@ class Names:
         self.prefixes = [(path + own, path) for path, module in paths(model) if (own := own_prefix(module))]
         of_parameters = parameter_names(model, find_units(model))
         self.of_parameters = {p: [self.outside(name) for name in names] for p, names in of_parameters.items()}
+        self.known = {name for of_p in self.of_parameters.values() for name in of_p}
 
     def outside(self, key: str) -> str:
         for long, short in reversed(self.prefixes):
@@ -64,6 +67,27 @@ class Names:
             for name in (name for name in state if name.startswith(prefix)):
                 result[name if keep_prefixes else name.removeprefix(prefix)] = state[name]
         return result
+
+    def of_modules(self, state: dict[Any, Any]) -> StateDict:
+        """A state whose keys are modules, for values by the names inside these, under the model's names."""
+        if not state or not all(isinstance(key, nn.Module) for key in state):
+            return state
+        warnings.warn(
+            "Passing model_state_dict as a ``Dict[nn.Module, Dict[str, Any]]`` is deprecated and will be removed in "
+            "2.5. If you need this feature, please preprocess the model_state_dict to achieve the same functionality.",
+            FutureWarning,
+            stacklevel=3,
+        )
+        prefixes = {module: self.outside(prefix) for prefix, module in paths(self.model)}
+        return {prefixes[module] + name: value for module, of_one in state.items() for name, value in of_one.items()}
+
+    def parsed(self, path: str) -> tuple[str, str, list[str]] | None:
+        """`state.<name>.<key>` as the first part, the parameter's name and the keys; None if the model has not it."""
+        kind, _, rest = path.partition(".")
+        parts = rest.split(".")
+        # One name may begin another: the longest is meant.
+        cut = max((i for i in range(1, len(parts)) if ".".join(parts[:i]) in self.known), default=0)
+        return (kind, ".".join(parts[:cut]), parts[cut:]) if cut else None
 
     def of_optimizer(self, optim: Optimizer, state_dict: StateDict, strict: bool) -> StateDict:
         """One optimizer's part of the state of several, with the names inside.
@@ -138,18 +162,14 @@ def unflattened(flat: StateDict, optimizers: Iterable[Optimizer], names: Names) 
     Raises:
         RuntimeError: parameters of one group have other settings.
     """
-    known = {name for of_p in names.of_parameters.values() for name in of_p}
     entries: dict[str, dict[str, StateDict]] = {"state": {}, "param_groups": {}}
     for path, value in flat.items():
-        kind, _, rest = path.partition(".")
-        parts = rest.split(".")
-        # One name may begin another: the longest is meant.
-        cut = max((i for i in range(1, len(parts)) if ".".join(parts[:i]) in known), default=0)
-        if cut:
-            inner = entries[kind].setdefault(".".join(parts[:cut]), {})
-            for key in parts[cut:-1]:
+        if parsed := names.parsed(path):
+            kind, name, (*outer, last) = parsed
+            inner = entries[kind].setdefault(name, {})
+            for key in outer:
                 inner = inner.setdefault(key, {})
-            inner[parts[-1]] = value
+            inner[last] = value
     groups = []
     for group in (group for optim in optimizers for group in optim.param_groups):
         inside = [name for p in group["params"] for name in names.of_parameters[p]]

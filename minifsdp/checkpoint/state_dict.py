@@ -11,15 +11,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from minifsdp import comm
+from minifsdp.checkpoint.agree import check_same, groups_of, same_errors
 from minifsdp.checkpoint.begin import initialized
-from minifsdp.checkpoint.dtensors import left_to_torch_if_dtensors
+from minifsdp.checkpoint.loading import check_has_values, described, device_for, load, materialize, received
 from minifsdp.checkpoint.names import Names, StateDict, flattened, rename_groups, unflattened
 from minifsdp.checkpoint.options import AnyOptions, StateDictOptions, checked
+from minifsdp.checkpoint.parts import Parts
 from minifsdp.device import compute_device
-from minifsdp.from_rank_0 import outline_from_rank_0, receive
-from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.from_rank_0 import outline_from_rank_0
+from minifsdp.fsdp import FullyShardedDataParallel, OptimStateKeyType
 from minifsdp.fsdp.torch_api.state.optim_dict import from_names, to_names
-from minifsdp.sharded_values import copied, is_sharded, storage_of
+from minifsdp.fsdp.torch_api.state.optim_names import rekey
+from minifsdp.local_parts import local_of
+from minifsdp.private import ShardedTensor
+from minifsdp.sharded_values import copied, is_dtensor, storage_of
 
 Optimizers = Optimizer | Iterable[Optimizer]
 
@@ -37,11 +42,10 @@ def get_state_dict(
     return model_state, get_optimizer_state_dict(model, optimizers, options=options) if optimizers else {}
 
 
-@left_to_torch_if_dtensors
 def get_model_state_dict(
     model: nn.Module, *, submodules: set[nn.Module] | None = None, options: AnyOptions = None
 ) -> StateDict:
-    """The model's state; parameters of FSDP are copies, others are not.
+    """The model's state; whole values and those of FSDP are copies, others share the model's memory.
 
     Args:
         model: the outermost module.
@@ -51,7 +55,7 @@ def get_model_state_dict(
     options = checked(model, options)
     names = Names(model)
     with state_dict_form(model, options):
-        state = {names.outside(key): value for key, value in model.state_dict().items()}
+        state: StateDict = {names.outside(key): value for key, value in model.state_dict().items()}
     if submodules:
         warnings.warn(
             "Getting submodules only model/optim state_dict is deprecated and will be removed in 2.5. This feature can "
@@ -64,12 +68,9 @@ def get_model_state_dict(
         for p, of_p in names.of_parameters.items():
             for name in of_p if not p.requires_grad else ():
                 state.pop(name, None)
-    if options.on_rank_0_only and comm.world().rank() > 0:
-        return {}
-    return on_host(state, model) if options.cpu_offload else state
+    return exported(state, model, names, options)
 
 
-@left_to_torch_if_dtensors
 def get_optimizer_state_dict(
     model: nn.Module,
     optimizers: Optimizers,
@@ -103,6 +104,9 @@ def get_optimizer_state_dict(
             result["param_groups"] += rename_groups(part["param_groups"], names.outside)
     if rank0_only and comm.world().rank() > 0:
         return {}
+    if options.full_state_dict:
+        parts = Parts(model, names)
+        result["state"] = {name: parts.whole(name, state) for name, state in result["state"].items()}
     return flattened(result) if options.flatten_optimizer_state_dict else result
 
 
@@ -125,36 +129,40 @@ def set_state_dict(
     return set_model_state_dict(model, model_state_dict, options=options)
 
 
-@left_to_torch_if_dtensors
 def set_model_state_dict(model: nn.Module, model_state_dict: StateDict, *, options: AnyOptions = None) -> Any:
     """Load a model's state: whole values, or sharded ones for this number of ranks.
 
-    With `broadcast_from_rank0` every rank gets all values; to have less than the whole model on a device, save sharded.
+    With `broadcast_from_rank0` each rank keeps its part of a value and no more than one whole value at a time.
+    Parameters and buffers on the meta device get memory, with `cpu_offload` in host memory.
 
     Returns:
         `missing_keys` and `unexpected_keys`, as `torch.nn.Module.load_state_dict`.
 
     Raises:
-        RuntimeError: there is nothing to load; or, if `strict`, keys are missing or unexpected.
+        RuntimeError: there is nothing to load; values have other shapes; ranks that share the model have been given
+            different values; or, if `strict`, keys are missing or unexpected. All ranks of the model raise the same.
     """
     options = checked(model, options)
     names = Names(model)
-    if options.broadcast_from_rank0:
-        world = comm.world()
-        device = compute_device(None, model.parameters(), world)
-        outline = outline_from_rank_0(model_state_dict, world)
-        model_state_dict = {name: receive(value, world, device) for name, value in outline.items()}
-    elif not model_state_dict and options.strict:
-        raise RuntimeError(
-            "The option indicates that model state_dict is required to save or load, but model state_dict is empty. "
-            "If only rank 0 has it, pass broadcast_from_rank0=True."
-        )
-    with state_dict_form(model, options):
-        state = {names.inside(name): value for name, value in model_state_dict.items()}
-        return model.load_state_dict(state, strict=options.strict)
+    parts, state = Parts(model, names), names.of_modules(model_state_dict)
+    source = comm.world() if options.broadcast_from_rank0 else None
+    groups = groups_of(model) if source is None else [source]
+    if source is not None:
+        state = outline_from_rank_0(state, source)
+    with same_errors(groups):
+        if not (state or options.broadcast_from_rank0) and options.strict:
+            raise RuntimeError(NOTHING.format("model"))
+        check_has_values(model_state_dict)
+    if source is None:
+        check_same({name: form for name in state for form in described(parts, name, state[name]).values()}, groups)
+    materialize(model, parts, state, device_for(model, options.cpu_offload))
+    if source is not None:
+        device = compute_device(None, model.parameters(), source)
+        state = received(state, source, device, lambda path, value: parts.on_arrival(".".join(path), value))
+    with same_errors(groups), state_dict_form(model, options):
+        return load(model, names, {name: parts.part(name, value) for name, value in state.items()}, options.strict)
 
 
-@left_to_torch_if_dtensors
 def set_optimizer_state_dict(
     model: nn.Module,
     optimizers: Optimizers,
@@ -165,40 +173,84 @@ def set_optimizer_state_dict(
     """Load the optimizers' state, each its part of it; not between a backward and its step.
 
     Raises:
-        RuntimeError: there is nothing to load; or, if `strict`, a trained parameter has no state where others have.
+        RuntimeError: there is nothing to load; ranks that share the model have been given different values; or, if
+            `strict`, a trained parameter has no state where others have. All ranks of the model raise the same.
     """
     options, optimizers = checked(model, options), as_tuple(optimizers)
     names = Names(model)
+    parts, state = Parts(model, names), numbers_to_names(model, optimizers, optim_state_dict)
     source = comm.world() if options.broadcast_from_rank0 else None
+    groups = groups_of(model) if source is None else [source]
+
+    def keep(path: tuple[str, ...], value: Any) -> Any:
+        found = names.parsed(".".join(path))
+        return parts.state_on_arrival(found[1], found[2][-1], value) if found and found[0] == "state" else value
+
     if source is not None:
-        optim_state_dict = dict(outline_from_rank_0(optim_state_dict, source))
-    if not optim_state_dict:
-        raise RuntimeError(
-            "The option indicates that model state_dict is required to save, or load but optim state_dict is empty. "
-            "If only rank 0 has it, pass broadcast_from_rank0=True."
-        )
-    if "state" not in optim_state_dict:
-        optim_state_dict = unflattened(optim_state_dict, optimizers, names)
-    for optim in names.in_order(optimizers):
-        part = names.of_optimizer(optim, optim_state_dict, options.strict)
-        optim.load_state_dict(from_names(model, optim, part, source=source))
+        outline = outline_from_rank_0(state, source)
+        state = received(outline, source, compute_device(None, model.parameters(), source), keep)
+    with same_errors(groups):
+        if not state:
+            raise RuntimeError(NOTHING.format("optimizer"))
+        if "state" not in state:
+            state = unflattened(state, optimizers, names)
+        warn_of_no_state(state, optimizers)
+        of_each = {optim: names.of_optimizer(optim, state, options.strict) for optim in names.in_order(optimizers)}
+    if source is None:
+        forms = [described(parts, name, value) for name, value in state["state"].items()]
+        check_same({name: form for each in forms for name, form in each.items()}, groups)
+    with same_errors(groups):
+        for optim, part in of_each.items():
+            mine = {name: parts.state_part(names.outside(name), part["state"][name]) for name in sorted(part["state"])}
+            optim.load_state_dict(from_names(model, optim, part | {"state": mine}))
+
+
+NOTHING = (
+    "The option indicates that model state_dict is required to save or load, but {} state_dict is empty. "
+    "If only rank 0 has it, pass broadcast_from_rank0=True."
+)
 
 
 def as_tuple(optimizers: Optimizers) -> tuple[Optimizer, ...]:
     return (optimizers,) if isinstance(optimizers, Optimizer) else tuple(optimizers)
 
 
-def on_host(state: StateDict, model: nn.Module) -> StateDict:
-    """The state in host memory, and nothing of it the model's own."""
-    live = {storage_of(tensor) for tensor in [*model.parameters(), *model.buffers()]}
-    return {
-        name: copied(value, to_cpu=True)
-        if isinstance(value, Tensor)
-        and not is_sharded(value)
-        and (value.device.type != "cpu" or storage_of(value) in live)
-        else value
-        for name, value in state.items()
-    }
+def warn_of_no_state(state: StateDict, optimizers: tuple[Optimizer, ...]) -> None:
+    """Warn if the optimizers have states and the checkpoint has none."""
+    for optim in optimizers if not state["state"] else ():
+        with initialized(optim) as fresh:
+            if fresh["state"]:
+                warnings.warn(
+                    f"the checkpoint has no state for {type(optim).__name__}, which starts anew: let dcp.load fill "
+                    "the dict of get_optimizer_state_dict(), not that of optimizer.state_dict()",
+                    stacklevel=3,
+                )
+
+
+def numbers_to_names(model: nn.Module, optimizers: tuple[Optimizer, ...], state_dict: StateDict) -> StateDict:
+    """The state dict; of one by number, as `Optimizer.state_dict` returns, the same by name."""
+    states = state_dict.get("state")
+    if not states or not all(isinstance(key, int) for key in states) or len(optimizers) != 1:
+        return state_dict
+    return rekey(state_dict, OptimStateKeyType.PARAM_NAME, model, optimizers[0])
+
+
+def exported(state: StateDict, model: nn.Module, names: Names, options: StateDictOptions) -> StateDict:
+    """The model's state in the form that the options ask for, on this rank perhaps none."""
+    parts = Parts(model, names)
+    live = {storage_of(local_of(tensor)) for tensor in [*model.parameters(), *model.buffers()]}
+    kept = not (options.on_rank_0_only and comm.world().rank() > 0)
+    result: StateDict = {}
+    for name, value in state.items():
+        is_gathered = options.full_state_dict and is_dtensor(value)
+        found = parts.whole(name, value) if is_gathered else value  # also on ranks that do not keep it
+        if kept and isinstance(found, Tensor) and not isinstance(found, ShardedTensor):
+            is_live = storage_of(local_of(found)) in live
+            if (is_gathered and is_live) or (options.cpu_offload and (is_live or found.device.type != "cpu")):
+                found = copied(found, options.cpu_offload)
+        if kept:
+            result[name] = found
+    return result
 
 
 @contextmanager

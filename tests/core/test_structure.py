@@ -80,7 +80,6 @@ def test_functions_fit_a_screen():
 
 
 CALLERS = (
-    "checkpoint/dtensors.py",
     "comm.py",
     "fsdp2/dtensors.py",
     "gloo.py",

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as torch_s
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard as theirs_fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from tp_small_model import adamw, assert_alike, parallel, small, whole
 
 from minifsdp import checkpoint as our_s
 from minifsdp.checkpoint import StateDictOptions
-from minifsdp.checkpoint.whole import cut
+from minifsdp.checkpoint.parts import cut
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.tensor_parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -77,7 +77,7 @@ def trained(make: Callable[[int], Any], vocabulary: int) -> tuple[Any, Any]:
     numbers = torch.Generator().manual_seed(0)
     for p in model.parameters():
         gradient = torch.randn(p.shape, dtype=p.dtype, generator=numbers)
-        p.grad = cut({"p": p}, {"p": gradient})["p"]  # in the layout of p
+        p.grad = cut(p, gradient) if isinstance(p, DTensor) else gradient
     optimizer.step()
     optimizer.zero_grad()
     return model, optimizer

@@ -23,7 +23,7 @@ from minifsdp.fsdp.torch_api.state.optim import gather_named_states, scatter_nam
 from minifsdp.fsdp.torch_api.state.optim_names import OptimizerIndex, match_groups, settings_of
 from minifsdp.fsdp.torch_api.state.optim_schema import UnitNames
 from minifsdp.fsdp.torch_api.wrapped import instances_in
-from minifsdp.sharded_values import copied, full_value, is_sharded, shard_value
+from minifsdp.sharded_values import copied, full_value, is_sharded, shard_value, whole_of
 
 StateDict = dict[str, Any]
 
@@ -51,10 +51,13 @@ def to_names(
 
     kept = not getattr(config, "rank0_only", False) or group_of(model, group).rank() == 0
     gathered = gather_named_states(known.managed, states, keep if kept else None)
+    is_full = isinstance(config, FullOptimStateDictConfig)
+    for p in (p for p in known.unmanaged if p in states):
+        values = {key: copied(whole_of(value) if is_full else value, to_cpu) for key, value in states[p].items()}
+        if kept:
+            gathered[known.names[p][0]] = values
     if not kept:
         return {}
-    for p in (p for p in known.unmanaged if p in states):
-        gathered[known.names[p][0]] = {key: copied(value, to_cpu) for key, value in states[p].items()}
     # In the model's order, so that ranks whose optimizers have other orders can exchange the values one by one.
     ordered = {name: gathered[name] for in_one in known.names.values() for name in in_one if name in gathered}
     for key in set(saved) - {known.keys[p] for p in known.params}:

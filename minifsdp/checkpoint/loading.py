@@ -1,0 +1,96 @@
+"""Loading a model's state, the same on all ranks: every value that is given is loaded, or reported by all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minifsdp import comm
+from minifsdp.checkpoint.names import Names, StateDict
+from minifsdp.checkpoint.parts import Parts
+from minifsdp.comm import Group
+from minifsdp.device import compute_device
+from minifsdp.from_rank_0 import receive
+
+Path = tuple[str, ...]
+
+
+def received(outline: StateDict, source: Group, device: torch.device, keep: Callable[[Path, Any], Any]) -> StateDict:
+    """The values of `outline_from_rank_0`, one at a time in rank 0's order, and of each what `keep` makes of it."""
+
+    def arrived(value: Any, path: Path) -> Any:
+        if isinstance(value, Mapping):
+            return {key: arrived(inner, (*path, key)) for key, inner in value.items()}
+        return keep(path, receive(value, source, device))
+
+    return {key: arrived(value, (key,)) for key, value in outline.items()}
+
+
+def described(parts: Parts, name: str, value: Any) -> StateDict:
+    """The form of a value of which each rank loads a part, by name."""
+    if isinstance(value, Mapping):
+        found = {key: described(parts, name, inner) for key, inner in value.items()}
+        return {f"{name}.{key}": form for key, forms in found.items() for form in forms.values()}
+    if not isinstance(value, Tensor) or not parts.is_shared(name):
+        return {}
+    layout = getattr(value, "placements", "") if value.dim() else ""
+    return {name: f"{type(value).__name__} {list(value.shape)} {layout}".rstrip()}
+
+
+def check_has_values(state: StateDict) -> None:
+    """
+    Raises:
+        RuntimeError: there is nothing to load; the error names the tensors without values.
+    """
+    on_meta = [name for name, value in state.items() if isinstance(value, Tensor) and value.is_meta]
+    if on_meta:
+        raise RuntimeError(
+            f"{', '.join(on_meta)}: on the meta device, without values. Move the model to a device with to_empty() "
+            "before get_state_dict, load the checkpoint, and pass what it has loaded"
+        )
+
+
+def materialize(model: nn.Module, parts: Parts, state: StateDict, device: torch.device | None) -> None:
+    """Give the parameters and buffers on the meta device for which `state` has values memory on `device`.
+
+    Otherwise `load_state_dict` would copy the values to nowhere. Tied ones stay tied.
+    """
+    new: dict[Tensor, Tensor] = {}
+    for name, tensor in parts.tensors.items():
+        value = state.get(name)
+        if not (tensor.is_meta and isinstance(value, Tensor)) or tensor in new:
+            continue
+        if value.shape in (tensor.shape, parts.plain_shape(name)):
+            empty = torch.empty_like(tensor, device=device or value.device)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            new[tensor] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+    for module in model.modules() if new else ():
+        for tensors in (module._parameters, module._buffers):
+            tensors.update({name: new[t] for name, t in tensors.items() if t in new})  # type: ignore[misc]
+    parts.tensors.update({name: new[tensor] for name, tensor in parts.tensors.items() if tensor in new})
+
+
+def device_for(model: nn.Module, to_cpu: bool) -> torch.device | None:
+    """The device for what is on meta; None: that of its values."""
+    if to_cpu:
+        return torch.device("cpu")
+    return compute_device(None, model.parameters(), comm.world()) if comm.has_world() else None
+
+
+def load(model: nn.Module, names: Names, state: StateDict, strict: bool) -> Any:
+    """`model.load_state_dict`, with the names of a checkpoint in its result and its errors.
+
+    Raises:
+        RuntimeError: values have other shapes; or, if `strict`, keys are missing or unexpected.
+    """
+    try:
+        result = model.load_state_dict({names.inside(name): value for name, value in state.items()}, strict=strict)
+    except RuntimeError as error:
+        quoted = r'(?<=")[^"\s]+(?=")|(?<=mismatch for )\S+(?=:)'
+        raise RuntimeError(re.sub(quoted, lambda found: names.outside(found[0]), str(error))) from None
+    missing, unexpected = ([names.outside(name) for name in keys] for keys in result)
+    return result._replace(missing_keys=missing, unexpected_keys=unexpected)

@@ -1,0 +1,412 @@
+"""minifsdp.checkpoint, however ranks share a model: what they are given is loaded, or all raise the same error."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from on_ranks import Checks, shared_folder
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict as torchs
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Adam
+
+from minifsdp import checkpoint as ours
+from minifsdp.checkpoint import StateDictOptions
+from minifsdp.ddp import DistributedDataParallel
+from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
+from minifsdp.fsdp2 import fully_shard
+from minifsdp.tensor_parallel import ColwiseParallel, parallelize_module
+
+check = Checks(__name__)
+
+
+class Net(nn.Module):
+    """5 columns and 7 rows are not divisible; `tied` has the weight of `last`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.randn(3, 2))
+        self.first, self.norm, self.last = nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 5)
+        self.tied = nn.Linear(7, 5)
+        self.tied.weight = self.last.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.first(x).tanh())
+        return (self.last(y) + self.tied(y)) * self.p.sum()
+
+
+def net(seed: int) -> Net:
+    torch.manual_seed(seed)
+    return Net()
+
+
+def mesh(*sizes: int) -> Any:
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp")[-len(sizes) :])
+
+
+def by_parameter(seed: int) -> nn.Module:
+    model = net(seed)
+    fully_shard(model.first)
+    return fully_shard(model)
+
+
+def tensor_parallel(seed: int, group: Any = None) -> nn.Module:
+    model = net(seed)
+    model.tied = nn.Linear(7, 5)
+    return parallelize_module(model, group or mesh(dist.get_world_size()), {"first": ColwiseParallel()})
+
+
+def partly(seed: int) -> nn.Module:
+    model = net(seed)
+    fully_shard(model.norm)
+    return model
+
+
+def flat_and_by_parameter(seed: int) -> nn.Module:
+    model = net(seed)
+    fully_shard(model.norm)
+    model.first = Fsdp(model.first)
+    return model
+
+
+def hybrid(seed: int) -> nn.Module:
+    return fully_shard(net(seed), mesh=mesh(2, dist.get_world_size() // 2))
+
+
+def two_dimensions(seed: int) -> nn.Module:
+    both = mesh(2, dist.get_world_size() // 2)
+    return fully_shard(tensor_parallel(seed, both["tp"]), mesh=both["dp"])
+
+
+def replicated_parts(seed: int) -> nn.Module:
+    both = mesh(2, dist.get_world_size() // 2)
+    return DistributedDataParallel(tensor_parallel(seed, both["tp"]), device_mesh=both["dp"])
+
+
+SHARED: dict[str, Callable[[int], nn.Module]] = {
+    "FSDP2": by_parameter,
+    "TP": tensor_parallel,
+    "partly": partly,
+    "flat and FSDP2": flat_and_by_parameter,
+}
+OTHERS: dict[str, Callable[[int], nn.Module]] = {
+    "flat": lambda seed: Fsdp(net(seed), auto_wrap_policy={nn.BatchNorm1d}),
+    "flat, original": lambda seed: Fsdp(net(seed), auto_wrap_policy={nn.BatchNorm1d}, use_orig_params=True),
+    "DDP": lambda seed: DistributedDataParallel(net(seed)),
+    "plain": net,
+}
+MESHES = {"hybrid": hybrid, "2-D": two_dimensions, "DDP of TP": replicated_parts}
+
+
+def trained(make: Callable[[int], nn.Module], seed: int = 0) -> tuple[nn.Module, Adam]:
+    """Every parameter has a state, of values that all ranks know."""
+    model = make(seed)
+    optimizer = Adam(model.parameters(), lr=0.1)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p) * p.detach()
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def whole(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
+    return copy.deepcopy(ours.get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True)))
+
+
+def assert_same(found: Any, expected: Any, path: str = "") -> None:
+    if isinstance(expected, tuple) and any(isinstance(each, dict) for each in expected):
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other, path)
+    elif isinstance(expected, dict):
+        assert sorted(found) == sorted(expected), path
+        for key in expected:
+            assert_same(found[key], expected[key], f"{path}.{key}")
+    elif isinstance(expected, Tensor):
+        assert type(found) is type(expected), path
+        parts = [t.to_local() if isinstance(t, DTensor) else t for t in (found, expected)]
+        torch.testing.assert_close(*parts, rtol=0, atol=0, msg=path)
+    else:
+        assert found == expected, path
+
+
+def same_on_all_ranks(value: Any) -> Any:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    assert found == [found[0]] * len(found)
+    return value
+
+
+# Loading
+
+
+def a_state_comes_back(make: Callable[[int], nn.Module], form: str) -> None:
+    """Also of parameters that were frozen after training, into a model in which they are."""
+    model, optimizer = trained(make)
+    for name, p in model.named_parameters():
+        p.requires_grad_("first" not in name and not name.endswith("p"))
+    expected = whole(model, optimizer)
+    options = StateDictOptions(full_state_dict=form != "sharded", broadcast_from_rank0=form == "from rank 0")
+    given = ours.get_state_dict(model, optimizer) if form == "sharded" else expected
+    if form == "from rank 0" and dist.get_rank():
+        given = ({}, {})
+    other = make(1)
+    for name, p in other.named_parameters():
+        p.requires_grad_("first" not in name and not name.endswith("p"))
+    loaded = Adam(other.parameters(), lr=0.5)
+    result = ours.set_state_dict(other, loaded, model_state_dict=given[0], optim_state_dict=given[1], options=options)
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    assert_same(whole(other, loaded), expected)
+
+
+FORMS = ("sharded", "whole", "from rank 0")
+LATER = {"flat": OTHERS["flat, original"], "DDP": OTHERS["DDP"]}
+
+
+@check(make=SHARED | LATER, form=FORMS)
+def the_state_of_frozen_parameters_is_loaded(make: Callable[[int], nn.Module], form: str) -> None:
+    a_state_comes_back(make, form)
+
+
+@check(ranks=4, make=MESHES, form=FORMS)
+def on_a_mesh_too(make: Callable[[int], nn.Module], form: str) -> None:
+    a_state_comes_back(make, form)
+
+
+@check(make=SHARED | OTHERS)
+def all_ranks_report_the_same(make: Callable[[int], nn.Module]) -> None:
+    """Under the names of a checkpoint, with every option that bears on it."""
+    source = whole(make(7), [])[0]
+    cases = {
+        "nothing wrong": ([], [], {}),
+        "missing": (["first.weight", "p", "norm.running_mean"], [], {}),
+        "unexpected": ([], ["zzz.weight", "q"], {}),
+        "both": (["first.weight"], ["q"], {}),
+        "shape": ([], [], {"first.weight": torch.randn(4, 5)}),
+    }
+    for (name, (less, more, other)), strict, send, to_cpu in product(cases.items(), *[(True, False)] * 3):
+        state = {key: value for key, value in source.items() if key not in less}
+        state |= {key: torch.randn(2, 2) for key in more} | other
+        if send and dist.get_rank():
+            state = {}
+        options = StateDictOptions(full_state_dict=True, strict=strict, broadcast_from_rank0=send, cpu_offload=to_cpu)
+        model = make(dist.get_rank() + 1)
+        try:
+            result: Any = ours.set_model_state_dict(model, state, options=options)
+            result = (sorted(result.missing_keys), sorted(result.unexpected_keys))
+        except RuntimeError as error:
+            result = str(error)
+        same_on_all_ranks(result)
+        if name == "shape":
+            assert "size mismatch for first.weight: copying a param with shape torch.Size([4, 5])" in result
+        elif strict and name != "nothing wrong":
+            assert all(f'"{key}"' in result for key in [*less, *more]), result
+        else:
+            assert result == (sorted(less), sorted(more))
+            loaded, given = whole(model, [])[0], [key for key in source if key not in less]
+            assert_same({key: loaded[key] for key in given}, {key: source[key] for key in given})
+
+
+@check(make=SHARED | {"flat": OTHERS["flat"]})
+def ranks_that_are_given_different_values_are_refused_together(make: Callable[[int], nn.Module]) -> None:
+    model, optimizer = trained(make)
+    states, rank = whole(model, optimizer), dist.get_rank()
+    some = {name: value for name, value in states[0].items() if not rank or not name.startswith("norm")}
+    optim = {name: value for name, value in states[1]["state"].items() if not rank or not name.startswith("norm")}
+    cut = {name: value[: 7 - rank] if name.startswith("norm.w") else value for name, value in states[0].items()}
+    is_shared = any(isinstance(p, DTensor) for name, p in model.named_parameters() if name.startswith("norm"))
+    for state in (some, {} if rank else states[0], cut):
+        with pytest.raises(RuntimeError) as raised:
+            ours.set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))
+        text = same_on_all_ranks(str(raised.value))
+        assert "rank" in text or not is_shared
+    with pytest.raises(RuntimeError) as raised:
+        ours.set_optimizer_state_dict(model, optimizer, states[1] | {"state": optim})
+    assert "norm" in same_on_all_ranks(str(raised.value))
+    assert_same(whole(model, optimizer)[1], states[1])
+
+
+@check(make=SHARED)
+def rank_0_sends_whole_values_only(make: Callable[[int], nn.Module]) -> None:
+    model, optimizer = trained(make)
+    states = ours.get_state_dict(model, optimizer)
+    mine = ({}, {}) if dist.get_rank() else states
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    text = r"^rank 0 sends whole values, but some are sharded: .*full_state_dict=True"
+    for call, args in ((ours.set_model_state_dict, mine[:1]), (ours.set_optimizer_state_dict, (optimizer, mine[1]))):
+        with pytest.raises(ValueError, match=text):
+            call(model, *args, options=options)
+
+
+ON_META = {"FSDP2": by_parameter, "partly": partly, "plain": net}
+
+
+@check(make=ON_META, form=FORMS[1:], to_cpu=(False, True))
+def what_is_on_meta_gets_its_values(make: Callable[[int], nn.Module], form: str, to_cpu: bool) -> None:
+    source = net(7).state_dict()
+    with torch.device("meta"):
+        model = make(1)
+    state = {} if form == "from rank 0" and dist.get_rank() else dict(source)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=form == "from rank 0", cpu_offload=to_cpu)
+    with pytest.raises(RuntimeError, match=r"^p, .*norm.running_mean.*: on the meta device, without values"):
+        ours.set_model_state_dict(model, ours.get_model_state_dict(model))
+    assert str(ours.set_model_state_dict(model, state, options=options)) == "<All keys matched successfully>"
+    assert_same(whole(model, [])[0], source)
+    assert model.tied.weight is model.last.weight
+    optimizer = Adam(model.parameters())
+    model(torch.ones(4, 5)).sum().backward()
+    optimizer.step()
+
+
+@check()
+def an_optimizer_s_own_state_dict_is_loaded_by_number() -> None:
+    for make in (by_parameter, partly, net):
+        model, optimizer = trained(make)
+        other = make(1)
+        loaded = Adam(other.parameters())
+        ours.set_optimizer_state_dict(other, loaded, copy.deepcopy(optimizer.state_dict()))
+        assert_same(whole(other, loaded)[1], whole(model, optimizer)[1])
+
+
+@check(make=SHARED | OTHERS)
+def a_checkpoint_without_moments_draws_a_warning(make: Callable[[int], nn.Module]) -> None:
+    model, optimizer = trained(make)
+    states = whole(model, optimizer)[1] | {"state": {}}
+    for each, warns in ((Adam, True), (torch.optim.SGD, False)):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            ours.set_optimizer_state_dict(model, each(model.parameters(), lr=0.1), copy.deepcopy(states))
+        assert any("has no state for Adam, which starts anew" in str(w.message) for w in found) == warns
+    fresh = ours.get_optimizer_state_dict(model, Adam(model.parameters()))
+    assert {"exp_avg", "exp_avg_sq", "step"} == {key for state in fresh["state"].values() for key in state}
+
+
+class RowMeans(torch.optim.Optimizer):
+    """Its state has one value per row, and a dict."""
+
+    def step(self) -> None:
+        for p in (p for p in self.param_groups[0]["params"] if p.grad is not None):
+            state = self.state[p]
+            mean = p.grad.square().mean(-1, keepdim=True)
+            state["mean"] = state["mean"] * 0.9 + mean if state else mean
+            state["norms"] = {"last": p.grad.detach().norm(dim=-1)}
+            p.data -= self.param_groups[0]["lr"] * p.grad / (state["mean"] + 1).sqrt()
+
+
+@check()
+def a_state_with_a_value_per_row_is_loaded() -> None:
+    def steps(count: int, model: Any, optimizer: Any) -> Any:
+        for _ in range(count):
+            model(torch.linspace(-1, 1, 20).view(4, 5)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return whole(model, optimizer)
+
+    model, other = (fully_shard(nn.Sequential(nn.Linear(5, 7, bias=False), nn.Linear(7, 3, bias=False))) for _ in "12")
+    optimizer, loaded = (RowMeans(each.parameters(), {"lr": 0.1}) for each in (model, other))
+    states = steps(2, model, optimizer)
+    assert states[1]["state"]["0.weight"]["mean"].shape == (7, 1)
+    assert states[1]["state"]["0.weight"]["norms"]["last"].shape == (7,)
+    ours.set_state_dict(other, loaded, model_state_dict=states[0], optim_state_dict=states[1])
+    assert_same(steps(2, other, loaded), steps(2, model, optimizer))
+
+
+@check(ranks=4)
+def stages_take_their_part_of_what_rank_0_sends() -> None:
+    """Two stages, each sharded over two ranks; rank 0 has the state of both."""
+    model, optimizer = trained(lambda seed: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 5)))
+    expected = whole(model, optimizer)
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    stage = dist.get_rank() // 2
+    part = nn.Sequential()
+    part.add_module(str(stage), fully_shard(nn.Linear(*((5, 7), (7, 5))[stage]), mesh=both["dp"]))
+    loaded = Adam(part.parameters())
+    given = ({}, {}) if dist.get_rank() else copy.deepcopy(expected)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    for flat in (False, True):
+        options.flatten_optimizer_state_dict = flat
+        if flat and not dist.get_rank():
+            how = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
+            given = (given[0], ours.get_optimizer_state_dict(model, optimizer, options=how))
+        result = ours.set_state_dict(
+            part, loaded, model_state_dict=given[0], optim_state_dict=given[1], options=options
+        )
+        assert (result.missing_keys, len(result.unexpected_keys)) == ([], 2)
+        found = whole(part, loaded)
+        assert_same(found[0], {name: expected[0][name] for name in found[0]})
+        assert_same(found[1]["state"], {name: expected[1]["state"][name] for name in found[0]})
+        loaded = Adam(part.parameters())
+
+
+# Torch's functions
+
+FIELDS = ("full_state_dict", "cpu_offload", "ignore_frozen_params", "flatten_optimizer_state_dict")
+SETTINGS = [dict(zip(FIELDS, on, strict=True)) for on in product((False, True), repeat=4)]
+
+
+@check(make={"FSDP2": by_parameter, "TP": tensor_parallel, "partly": partly})
+def states_are_torchs_with_every_option(make: Callable[[int], nn.Module]) -> None:
+    for fields in SETTINGS:
+        model, optimizer = trained(make)
+        model.first.requires_grad_(False)
+        found = ours.get_state_dict(model, optimizer, options=StateDictOptions(**fields))
+        before = copy.deepcopy(found)
+        expected = torchs.get_state_dict(model, optimizer, options=torchs.StateDictOptions(**fields))
+        assert_same(found, expected)
+        optimizer.state[model.p]["exp_avg"].add_(1)
+        assert_same(found[1], before[1])
+        if fields["cpu_offload"]:
+            with torch.no_grad():
+                model.p.add_(1)
+            assert_same(found[0], before[0])  # on CPU `.cpu()` would be no copy
+
+
+@check(make={"FSDP2": by_parameter, "TP": tensor_parallel, "partly": partly}, full=(False, True))
+def torchs_functions_load_ours_and_ours_torchs(make: Callable[[int], nn.Module], full: bool) -> None:
+    pair = trained(make)
+    expected = whole(*pair)
+    for saver, loader in ((ours, torchs), (torchs, ours)):
+        options = torchs.StateDictOptions(full_state_dict=full)
+        states = copy.deepcopy(saver.get_state_dict(*pair, options=options))
+        other = make(1)
+        loaded = Adam(other.parameters())
+        loader.set_state_dict(other, loaded, model_state_dict=states[0], optim_state_dict=states[1], options=options)
+        found = whole(other, loaded)
+        assert_same((found[0], found[1]["state"]), (expected[0], expected[1]["state"]))
+        assert list(loaded.param_groups[0]["betas"]) == [0.9, 0.999]  # torch makes a list of them
+
+
+@check(source=SHARED | {"plain": net})
+def dcp_saves_and_loads_any(source: Callable[[int], nn.Module]) -> None:
+    model, optimizer = trained(source)
+    expected = whole(model, optimizer)
+    if source is tensor_parallel:
+        return
+    with shared_folder() as folder:
+        states = ours.get_state_dict(model, optimizer)
+        dcp.save(dict(zip(("model", "optim"), states, strict=True)), checkpoint_id=folder)
+        for make in (SHARED | OTHERS).values():
+            if make is tensor_parallel:
+                continue
+            other = make(1)
+            loaded = Adam(other.parameters(), lr=0.5)
+            state = dict(zip(("model", "optim"), ours.get_state_dict(other, loaded), strict=True))
+            dcp.load(state, checkpoint_id=folder)
+            ours.set_state_dict(other, loaded, model_state_dict=state["model"], optim_state_dict=state["optim"])
+            found = whole(other, loaded)
+            assert_same(found[0], expected[0])
+            assert_same(found[1]["state"], expected[1]["state"])
+            assert loaded.param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)
