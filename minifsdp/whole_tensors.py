@@ -10,16 +10,20 @@ combine its own elements, and get a number that nobody asked for, without an err
 parallelism have, knows its whole shape, so torch combines across ranks, where it has the operators.
 
 An optimizer that minifsdp does not know is tried out, on a tensor of twelve elements: once on the matrix, once on two
-flat shards. One that exchanges what it needs with collectives is taken at its word.
+flat shards. One that exchanges what it needs with collectives is taken at its word. One that cannot be tried gets a
+warning.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
-from functools import cache
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from functools import cache, partial
+from itertools import product
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -79,31 +83,34 @@ def check_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None
             settings = {key: value for key, value in group.items() if key not in ("params", "param_names", "lr")}
             if settings not in different:
                 different.append(settings)
-                check_flat(kind, settings, "FSDP")
+                check_flat(kind, settings, "FSDP", optimizer)
         _passed.add(optimizer)
     check_dtensors(kind, [p for p in params if isinstance(p, DTensor)])
 
 
-def check_flat(kind: type[Optimizer], settings: Mapping[str, Any], whose: str) -> None:
-    """
+def check_flat(kind: type[Optimizer], settings: Mapping[str, Any], whose: str, live: Optimizer | None = None) -> None:
+    """See that an optimizer can do with flat shards; if it cannot be tried out, a warning says so.
+
     Raises:
-        ValueError: the optimizer needs more than flat shards.
+        ValueError: it needs more.
     """
-    why = need_of(kind, settings)
-    if why is not None:
-        raise ValueError(
-            f"{kind.__name__} {why}, but {whose} gives it flat shards of parameters: take an optimizer that updates "
-            "element by element, such as AdamW or SGD, or keep the parameters' shapes with fully_shard or DDP"
-        )
-
-
-def need_of(kind: type[Optimizer], settings: Mapping[str, Any]) -> str | None:
-    """The way in which an optimizer combines elements, in words; None if it does not, or if that is unknown."""
     if kind in ELEMENTWISE:
-        return None
-    listed = next((why for each, why in NEEDS.items() if issubclass(kind, each)), None)
-    alone = None if kind in NEEDS else updates_alone(kind, settings)
-    return None if alone else listed or (None if alone is None else "updates elements by the values of others")
+        return
+    why = next((why for each, why in NEEDS.items() if issubclass(kind, each)), None)
+    found = Finding(False) if kind in NEEDS else try_out(kind, settings, live)
+    if found.alone or (found.alone is None and why is None):
+        if found.doubt:
+            warnings.warn(
+                f"{kind.__name__} has flat shards of parameters from {whose}, and could not be verified to update "
+                f"element by element ({found.doubt}): if it uses shapes, norms or means, its result is wrong",
+                stacklevel=3,
+            )
+        return
+    raise ValueError(
+        f"{kind.__name__} {why or 'updates elements by the values of others'}, but {whose} gives it flat shards of "
+        "parameters: take an optimizer that updates element by element, such as AdamW or SGD, or keep the parameters' "
+        "shapes with fully_shard or DDP"
+    )
 
 
 def check_dtensors(kind: type[Optimizer], params: Iterable[DTensor]) -> None:
@@ -145,32 +152,75 @@ class _Alone(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def updates_alone(kind: type[Optimizer], settings: Mapping[str, Any]) -> bool | None:
-    """True if an optimizer's update of flat shards is that of the whole matrix; None if it could not be tried.
+class Finding(NamedTuple):
+    """The result of a trial.
+
+    Attributes:
+        alone: its update of flat shards is that of the whole matrix; None if that is unknown.
+        doubt: why it is unknown; empty if it communicates, and so sees to its elements itself.
+    """
+
+    alone: bool | None
+    doubt: str = ""
+
+
+def try_out(kind: type[Optimizer], settings: Mapping[str, Any], live: Optimizer | None = None) -> Finding:
+    """Compare an optimizer's update of flat shards with that of the whole matrix.
 
     Args:
         kind: its class, which is called with parameters, and those of the settings that it takes.
         settings: a parameter group's.
+        live: an instance, which is copied if its class takes other arguments.
     """
     settings = {**settings, "lr": 0.01}
-    try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), _Alone():  # type: ignore[no-untyped-call]
-            warnings.simplefilter("ignore")
-            whole, again = (_updated(kind, settings, slice(0, 12), (3, 4)) for _ in range(2))
-            shards = [_updated(kind, settings, part, (-1,)) for part in (slice(0, 5), slice(5, 12))]
-    except Exception:
-        return None  # it takes other arguments, or other tensors; or it communicates
-    if not torch.equal(whole, again) or torch.equal(whole, _START):
-        return None  # it adds noise, or has done nothing yet
-    return torch.allclose(whole - _START, torch.cat(shards) - _START, rtol=1e-3, atol=1e-12)
+    makers = [partial(_made, kind, settings), *([partial(_copied, live, settings)] if live else [])]
+    doubt = ""
+    for make, dtype in product(makers, (torch.float64, torch.float32)):  # some keep state in the default dtype
+        try:
+            return _compared(make, dtype)
+        except _ExchangesError:
+            return Finding(None)
+        except Exception as error:
+            doubt = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return Finding(None, f"a trial of it raised {doubt}")
+
+
+def _compared(make: Callable[[nn.Parameter], Optimizer], dtype: torch.dtype) -> Finding:
+    start = _START.to(dtype)
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), _Alone():  # type: ignore[no-untyped-call]
+        warnings.simplefilter("ignore")
+        whole, again = (_updated(make, dtype, slice(0, 12), (3, 4)) for _ in range(2))
+        shards = [_updated(make, dtype, part, (-1,)) for part in (slice(0, 5), slice(5, 12))]
+    if not torch.equal(whole, again):
+        return Finding(None, "its steps are random")
+    if torch.equal(whole, start):
+        return Finding(None, "its first three steps change nothing")
+    tiny = 16 * torch.finfo(dtype).eps
+    return Finding(torch.allclose(whole - start, torch.cat(shards) - start, rtol=1e-3, atol=tiny))
+
+
+def _made(kind: type[Optimizer], settings: Mapping[str, Any], p: nn.Parameter) -> Optimizer:
+    takes = inspect.signature(kind).parameters
+    return kind([p], **{key: value for key, value in settings.items() if key in takes})
+
+
+def _copied(live: Optimizer, settings: Mapping[str, Any], p: nn.Parameter) -> Optimizer:
+    """An optimizer of `p` with what `live` has, except for its parameters and their state."""
+    copied = object.__new__(type(live))
+    memo: dict[int, Any] = {id(each): p for group in live.param_groups for each in group["params"]}
+    had = {key: value for key, value in vars(live).items() if key not in ("state", "param_groups")}
+    vars(copied).update(deepcopy(had, {**memo, id(live): copied}))
+    copied.state, copied.param_groups = defaultdict(dict), [{**deepcopy(dict(settings)), "params": [p]}]
+    return copied
 
 
 @torch.no_grad()
-def _updated(kind: type[Optimizer], settings: Mapping[str, Any], part: slice, shape: tuple[int, ...]) -> Tensor:
+def _updated(
+    make: Callable[[nn.Parameter], Optimizer], dtype: torch.dtype, part: slice, shape: tuple[int, ...]
+) -> Tensor:
     """A part of the values after three steps, 1-D."""
-    p = nn.Parameter(_START[part].reshape(shape).clone())
-    takes = inspect.signature(kind).parameters
-    optimizer = kind([p], **{key: value for key, value in settings.items() if key in takes})
+    p = nn.Parameter(_START[part].to(dtype, copy=True).reshape(shape))
+    optimizer = make(p)
     step = inspect.unwrap(type(optimizer).step)  # without hooks, which are for steps that count
     closures = [p for p in inspect.signature(step).parameters.values() if p.name == "closure"]
 
@@ -179,7 +229,7 @@ def _updated(kind: type[Optimizer], settings: Mapping[str, Any], part: slice, sh
         return (p.detach().square() * slope).sum() / 2
 
     for number in range(3):
-        slope = _SLOPE.roll(5 * number)[part].reshape(shape)  # other elements are the large ones in each step
+        slope = _SLOPE.roll(5 * number)[part].to(dtype).reshape(shape)  # other elements are the large ones in each step
         closure()
         step(optimizer, *[closure for each in closures if each.default is each.empty])
     return p.detach().reshape(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from minifsdp.fsdp import RateLimitedSchedule, ShardingStrategy
 from minifsdp.fsdp.shard import shard
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.tensor_parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from minifsdp.whole_tensors import ELEMENTWISE, NEEDS, updates_alone
+from minifsdp.whole_tensors import ELEMENTWISE, NEEDS, try_out
 
 check = Checks(__name__)
 
@@ -111,21 +112,81 @@ class Exchanging(Own):
 
 
 class OtherArguments(Lars):
-    def __init__(self, params: Any, base: Any, lr: float = 0.1) -> None:
+    def __init__(self, params: Any, width: int, lr: float = 0.1) -> None:
+        super().__init__(params, lr)
+        self.params, self.width = [*params], width
+
+
+class OtherSign(Sign):
+    def __init__(self, params: Any, width: int, lr: float = 0.1) -> None:
         super().__init__(params, lr)
 
 
-ALONE = [*ELEMENTWISE, Sign, MyAdam]
-TOGETHER = [Lars, LarsOfMatrices, Lamb, Shampoo, Centred, ByShape, Clipping, MyLbfgs, optim.Adafactor]
+class OwnState(Own):
+    """Allocates in the default dtype."""
+
+    def update(self, p: Tensor) -> Tensor:
+        g: Any = p.grad
+        if g.ndim == 2:
+            factor = self.state[p].setdefault("factor", torch.eye(len(g)))
+            factor.add_(g @ g.T)
+            return torch.linalg.solve(factor, g)
+        return g  # type: ignore[no-any-return]
+
+
+class OwnSign(Sign):
+    def update(self, p: Tensor) -> Tensor:
+        g: Any = p.grad
+        return torch.dot(torch.ones(1), g.flatten()[:1]) * 0 + g.sign()  # type: ignore[no-any-return]
+
+
+class Idle(Own):
+    def update(self, p: Tensor) -> Tensor:
+        return torch.zeros_like(p)
+
+
+class NeedsAModel(Lars):
+    """Cannot be tried: it keeps a table of its own parameters."""
+
+    def __init__(self, params: Any, model: nn.Module) -> None:
+        params = [*params]
+        super().__init__(params)
+        self.sizes = {p.numel() for p in params}
+
+    def update(self, p: Tensor) -> Tensor:
+        if p.numel() not in self.sizes:
+            raise LookupError("no such parameter")
+        return super().update(p)
+
+
+ALONE = [*ELEMENTWISE, Sign, MyAdam, OwnSign]
+TOGETHER = [Lars, LarsOfMatrices, Lamb, Shampoo, Centred, ByShape, Clipping, MyLbfgs, optim.Adafactor, OwnState]
+UNKNOWN = {Noisy: "random", Idle: "change nothing", OtherArguments: "width", Exchanging: ""}
 
 
 @check(ranks=2)
 def optimizers_are_told_apart_by_what_they_do() -> None:
     before = torch.get_rng_state()
-    found = {kind: updates_alone(kind, {"lr": 0.0}) for kind in (*ALONE, *TOGETHER, Noisy, Exchanging, OtherArguments)}
-    assert {kind for kind, alone in found.items() if alone} == {*ALONE}
-    assert {kind for kind, alone in found.items() if alone is None} == {Noisy, Exchanging, OtherArguments}
+    found = {kind: try_out(kind, {"lr": 0.0}) for kind in (*ALONE, *TOGETHER, *UNKNOWN)}
+    assert {kind for kind, finding in found.items() if finding.alone} == {*ALONE}
+    assert {kind for kind, finding in found.items() if finding.alone is None} == UNKNOWN.keys()
+    for kind, text in UNKNOWN.items():
+        assert text in found[kind].doubt
+        assert bool(text) == bool(found[kind].doubt)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_optimizer_with_arguments_of_its_own_is_copied() -> None:
+    p = nn.Parameter(torch.ones(5))
+    for kind, alone in ((OtherArguments, False), (OtherSign, True)):
+        live = kind([p], 3)
+        live.register_step_post_hook(print)
+        live.state[p]["steps"] = torch.tensor(7)
+        torch.optim.lr_scheduler.StepLR(live, 1)
+        assert try_out(kind, {"lr": 0.1}, live).alone is alone
+        assert live.param_groups[0]["params"] == [p]
+        assert live.state == {p: {"steps": torch.tensor(7)}}
+        assert torch.equal(p, torch.ones(5))
 
 
 def test_every_optimizer_of_torch_is_in_one_list() -> None:
@@ -175,7 +236,7 @@ def step(model: nn.Module, optimizer: optim.Optimizer) -> None:
     optimizer.step(*[closure] if isinstance(optimizer, optim.LBFGS) else [])
 
 
-@check(ranks=2, kind=(optim.LBFGS, optim.Adafactor, Lars, Shampoo, Clipping), shards=list(FLAT))
+@check(ranks=2, kind=(optim.LBFGS, optim.Adafactor, Lars, Shampoo, Clipping, OwnState), shards=list(FLAT))
 def flat_shards_are_refused_before_anything_changes(kind: Any, shards: str) -> None:
     model, params = FLAT[shards](net())
     optimizer = kind(params, lr=0.1)
@@ -188,6 +249,17 @@ def flat_shards_are_refused_before_anything_changes(kind: Any, shards: str) -> N
     assert all(map(torch.equal, before, params))
     optimizer.zero_grad()
     step(model, optim.AdamW(params))
+
+
+@check(ranks=2)
+def an_optimizer_that_cannot_be_tried_is_named_once() -> None:
+    model, params = fsdp(use_orig_params=True)(net())
+    optimizer = NeedsAModel(params, model)
+    with pytest.warns(UserWarning, match=r"NeedsAModel has flat shards .*\(a trial of it raised LookupError: no such"):
+        step(model, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(model, optimizer)
 
 
 @check(ranks=2, kind=(optim.Adam, MyAdam, Sign, Noisy, Exchanging))
@@ -217,7 +289,7 @@ def parameters_with_their_shapes_are_right(kind: Any) -> None:
 
 @check(ranks=2, stage=(Zero1Optimizer, Zero2Optimizer))
 def zero_refuses_the_same(stage: Any) -> None:
-    for kind in (optim.LBFGS, optim.Adafactor, optim.SparseAdam, optim.Muon, Lars, Shampoo):
+    for kind in (optim.LBFGS, optim.Adafactor, optim.SparseAdam, optim.Muon, Lars, Shampoo, OwnState):
         with pytest.raises(ValueError, match=f"{kind.__name__} .*but ZeRO gives it flat shards"):
             stage(net().parameters(), kind, lr=0.1)
     stage(net().parameters(), MyAdam, lr=0.1)
