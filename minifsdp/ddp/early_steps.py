@@ -44,13 +44,17 @@ def _check_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if torch.compiler.is_compiling() or not in_backward():
         return
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for replica in _replicas:
-        if any(id(p) in stepped for p in replica.not_yet_averaged()):
-            raise RuntimeError(
-                f"{type(optimizer).__name__} steps inside backward, in a hook, with gradients that "
-                f"{type(replica).__name__} has not averaged over the ranks yet: step after backward, or use "
-                "FullyShardedDataParallel or fully_shard, whose parameters' hooks run after the reduction"
-            )
+    for replica in _replicas:  # a replica that is an optimizer knows itself what it averages when it steps
+        if replica is not optimizer and any(id(p) in stepped for p in replica.not_yet_averaged()):
+            raise early_step(optimizer, replica)
+
+
+def early_step(optimizer: torch.optim.Optimizer, replica: object) -> RuntimeError:
+    return RuntimeError(
+        f"{type(optimizer).__name__} steps inside backward, in a hook, with gradients that "
+        f"{type(replica).__name__} has not averaged over the ranks yet: step after backward, or use "
+        "FullyShardedDataParallel or fully_shard, whose parameters' hooks run after the reduction"
+    )
 
 
 def versions_of_hooked(params: Iterable[nn.Parameter]) -> dict[nn.Parameter, int]:

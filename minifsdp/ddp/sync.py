@@ -93,7 +93,7 @@ def describe(name: str, tensor: Tensor) -> str:
     return f"{name} ({str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{layout}{frozen})"
 
 
-def check_same_on_all_ranks(entries: list[str], on: torch.device, group: comm.Group) -> None:
+def check_same_on_all_ranks(entries: list[str], on: torch.device, group: comm.Group, whose: str = "DDP") -> None:
     """Compare a list of lines between ranks: one all-reduce of three numbers as long as they are the same.
 
     Raises:
@@ -109,7 +109,7 @@ def check_same_on_all_ranks(entries: list[str], on: torch.device, group: comm.Gr
     for versions in zip_longest(*gather_lines(text.ljust(longest), on, group), fillvalue="nothing"):
         if len(set(versions)) > 1:
             found = "; ".join(f"{version} on {ranks_with(version, versions)}" for version in dict.fromkeys(versions))
-            raise RuntimeError(f"DDP expects same model across all ranks, but finds {found}.")
+            raise RuntimeError(f"{whose} expects same model across all ranks, but finds {found}.")
 
 
 def gather_lines(text: bytes, on: torch.device, group: comm.Group) -> list[list[str]]:

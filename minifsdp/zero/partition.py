@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable, Set
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from minifsdp import comm, private
 from minifsdp.clip_grad import clip_grad_norm
 from minifsdp.comm import Group
 from minifsdp.ddp.bucketed import assign_buckets
+from minifsdp.ddp.early_steps import refuse_early_steps
 from minifsdp.ddp.sync import broadcast_from_rank_0, check_same_on_all_ranks, check_same_order, describe
 from minifsdp.ddp.unused import used_on_any_rank
 from minifsdp.local_parts import check_replicated, groups_of
@@ -72,8 +73,8 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
         self._frozen: list[Tensor] = [p for g in self.param_groups for p in g["params"] if not p.requires_grad]
         if self._frozen:
             broadcast_from_rank_0(self._frozen, self.process_group)
-        cap_bytes = int(bucket_cap_mb * 2**20)
-        self._partition = [self._make_buckets(group["params"], cap_bytes) for group in self.param_groups]
+        cap = int(bucket_cap_mb * 2**20)
+        self._partition = [self._make_buckets(group["params"], cap) for group in self.param_groups]
         self.buckets = [bucket for buckets in self._partition for bucket in buckets]
         self._params = [p for bucket in self.buckets for p in bucket.params]
         self._is_reduced = False
@@ -84,6 +85,11 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
         self.inner = optimizer_class(groups, **defaults)
         self.defaults = self.inner.defaults
         copy_hyperparameters(self.inner, self)
+        refuse_early_steps(self)
+
+    def not_yet_averaged(self) -> Collection[Tensor]:
+        """The parameters with this rank's own gradients during backward: all."""
+        return self._params
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip by the norm of all mean gradients; returns the norm. Collective.
@@ -213,21 +219,20 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
             check_replicated(p, name, self.process_group)
             if p.layout != torch.strided:
                 raise ValueError(f"{name} is sparse, and flat buffers are dense: leave it to another optimizer")
+            where = f"{name} is on {p.device}, the"
             if p.device.type not in served:
-                raise ValueError(
-                    f"{name} is on {p.device}, the process group serves {sorted(served)}: move the module first"
-                )
+                raise ValueError(f"{where} process group serves {sorted(served)}: move the module first")
             if p.device != first:
-                raise ValueError(f"{name} is on {p.device}, the first one on {first}: move all to one device first")
-        check_same_on_all_ranks([describe(name, p) for p, name in self._names.items()], first, self.process_group)
+                raise ValueError(f"{where} first one on {first}: move all to one device first")
+        lines = [describe(name, p) for p, name in self._names.items()]
+        check_same_on_all_ranks(lines, first, self.process_group, "ZeRO")
         check_same_order(list(self._names), self.process_group)
 
     @torch.no_grad()
     def _make_buckets(self, params: list[nn.Parameter], cap_bytes: int) -> list[Bucket]:
         alike: dict[tuple[Group, ...], list[nn.Parameter]] = {}  # a bucket's shards are clipped by one norm
-        for p in params:
-            if p.requires_grad:
-                alike.setdefault(groups_of(p), []).append(p)
+        for p in (each for each in params if each.requires_grad):
+            alike.setdefault(groups_of(p), []).append(p)
         return [
             Bucket(part, [self._names[p] for p in part], self.process_group)
             for trainable in alike.values()

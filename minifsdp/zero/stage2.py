@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from minifsdp import device
 from minifsdp.comm import Group
-from minifsdp.ddp.early_steps import refuse_early_steps
+from minifsdp.ddp.early_steps import early_step
 from minifsdp.local_parts import local_gradient
-from minifsdp.private import at_end_of_backward
+from minifsdp.private import at_end_of_backward, in_backward
 from minifsdp.zero.bucket import Bucket
 from minifsdp.zero.partition import ShardedOptimizer
 
@@ -134,11 +134,6 @@ class Zero2Optimizer(ShardedOptimizer):
         own = weakref.proxy(self)
         handles = [p.register_post_accumulate_grad_hook(lambda p: own._on_gradient(p)) for p in self._gradients_of]
         weakref.finalize(self, lambda: [handle.remove() for handle in handles])
-        refuse_early_steps(self)
-
-    def not_yet_averaged(self) -> Collection[Tensor]:
-        """The parameters with this rank's own gradients during backward: all."""
-        return self._params
 
     def parameters_with_gradients(self) -> Set[Tensor]:
         return self._used
@@ -157,6 +152,8 @@ class Zero2Optimizer(ShardedOptimizer):
         Returns:
             The closure's loss.
         """
+        if in_backward():
+            raise early_step(self, self)
         loss = None if closure is None else torch.enable_grad()(closure)()
         self.reduce_gradients()
         self.update_shards(**kwargs)

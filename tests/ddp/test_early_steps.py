@@ -171,11 +171,28 @@ def zero_2_steps_after_backward_only(first: str) -> None:
     assert_refused("Zero2Optimizer steps inside backward", backward, model)
 
 
-@check()
-def zero_1_averages_in_its_step_wherever_that_is() -> None:
+@check(before=(False, True))
+def zero_1_refuses_the_steps_of_others(before: bool) -> None:
+    model = chain()
+    if before:
+        on_accumulated(model, stepping(model))
+    optimizer = Zero1Optimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    if not before:
+        on_accumulated(model, stepping(model))
+    assert_refused("SGD steps inside backward, .* Zero1Optimizer has not averaged", backward, model)
+    stepping(model)()  # after backward, it is the caller's business
+    optimizer.step()
+
+
+@check(each=(True, False))
+def zero_1_averages_in_its_step_wherever_that_is(each: bool) -> None:
     model = chain()
     whole = copy.deepcopy(model)
-    optimizers = {p: Zero1Optimizer([p], torch.optim.SGD, lr=0.1) for p in model.parameters()}
+    params = list(model.parameters())
+    of_all = Zero1Optimizer(params, torch.optim.SGD, lr=0.1)
+    optimizers = {p: Zero1Optimizer([p], torch.optim.SGD, lr=0.1) if each else of_all for p in params}
+    if each:
+        del of_all
 
     def step(p: Tensor) -> None:
         optimizers[p].step()
