@@ -8,9 +8,10 @@ def ready_twice(name: str) -> RuntimeError:
     return RuntimeError(
         f"Expected to mark a variable ready only once. Parameter {name} got another gradient after its bucket had "
         "taken one: it was used outside forward, or is in a reentrant checkpoint that runs more than once in a "
-        "backward, or a backward that began at no output came after another. Pass use_reentrant=False to the "
-        "checkpoint or static_graph=True to DistributedDataParallel, use parameters inside forward only, and let it "
-        "return all that the loss is made of."
+        "backward, or the first of several backwards from one forward did not reach all parameters, or a backward that "
+        "began at no output came after another. Pass use_reentrant=False to the checkpoint or static_graph=True to "
+        "DistributedDataParallel; find_unused_parameters=True, for backwards from some outputs only; use parameters "
+        "inside forward only, and let it return all that the loss is made of."
     )
 
 

@@ -212,7 +212,8 @@ class Reducer:
         """Start to reduce a bucket, or one that stands in for it (join.py)."""
         first, last = self.names[bucket.params[0]], self.names[bucket.params[-1]]
         # Here and not at the collective: that of a communication hook is not ours.
-        announce("all-reduce", f"bucket {index} ({first} to {last})", bucket.flat, self.group, self.title)
+        again = " again, in a further backward from one forward" if self.repeats else ""  # others may be in the next
+        announce("all-reduce", f"bucket {index} ({first} to {last}){again}", bucket.flat, self.group, self.title)
         bucket.reduction = self.reduce(bucket, index, index == len(self.buckets) - 1)
 
     @torch.no_grad()

@@ -368,6 +368,14 @@ def a_gradients_backward_after_another_is_refused(wrap: Callable[..., nn.Module]
         torch.autograd.grad(left.sum() + right.sum(), x, create_graph=True)[0].square().sum().backward()
 
 
+@check(wrap={name: wrap for name, wrap in DROP_IN.items() if name not in ("static", "unused")})
+def backwards_from_some_outputs_each_are_told_the_cure(wrap: Callable[..., nn.Module]) -> None:
+    left, right = wrap(Heads())(rows(0, dist.get_rank()))
+    left.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match=r"ready only once.*find_unused_parameters=True"):
+        right.sum().backward()
+
+
 @check(wrap=ALL)
 def gradients_of_the_module_itself_stay_this_ranks(wrap: Callable[..., nn.Module]) -> None:
     ddp = wrap(Heads())

@@ -401,6 +401,23 @@ def test_uneven_batches_of_ddp_end_in_words() -> None:
     assert "rank 1: nothing in 2 s." in headline
 
 
+def second_backward_on_one_rank() -> None:
+    model = DistributedDataParallel(Net())
+    for _ in range(2):
+        loss = model(torch.ones(4, 5)).sum()
+        for _ in range(2 - dist.get_rank()):
+            loss.backward(retain_graph=True)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.behaviour(32)
+def test_a_backward_that_one_rank_repeats_is_told_from_the_next() -> None:
+    headline, failed = failures(second_backward_on_one_rank)
+    assert "rank 0: all-reduce of bucket 0 (head.bias to blocks.0.linear.weight) again, in a further" in headline
+    assert "rank 1: all-reduce of bucket 0 (head.bias to blocks.0.linear.weight), 78 x float32" in headline
+    assert failed.keys() == {0, 1}
+
+
 SCRIPT = """
 import sys
 sys.path.insert(0, {folder!r})
