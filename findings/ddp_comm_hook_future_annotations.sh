@@ -25,6 +25,7 @@ try:
     raise SystemExit("accepted")
 except ValueError as error:
     print(f"rank {dist.get_rank()}: ValueError: {error}")
+dist.barrier()
 dist.destroy_process_group()
 PY
 OMP_NUM_THREADS=1 "$folder/venv/bin/torchrun" --standalone --nproc-per-node 2 "$folder/case.py"

@@ -33,6 +33,7 @@ dist.all_gather(changes, change.contiguous())
 if dist.get_rank() == 0:
     print("step of rank 0:", changes[0].item(), " of rank 1:", changes[1].item(), " expected on both: 1.5")
 assert abs(changes[0].item() - 1.0) < 1e-5 and abs(changes[1].item() - 2.0) < 1e-5
+dist.barrier()
 dist.destroy_process_group()
 PY
 OMP_NUM_THREADS=1 "$folder/venv/bin/torchrun" --standalone --nproc-per-node 2 "$folder/case.py"

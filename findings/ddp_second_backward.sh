@@ -25,6 +25,7 @@ dist.all_gather(others, gradient)
 if dist.get_rank() == 0:
     print("gradient of rank 0:", others[0][0, 0].item(), " of rank 1:", others[1][0, 0].item(), " mean of two backwards: 6.0")
 assert (others[0][0, 0].item(), others[1][0, 0].item()) == (5.0, 7.0)
+dist.barrier()
 dist.destroy_process_group()
 PY
 OMP_NUM_THREADS=1 "$folder/venv/bin/torchrun" --standalone --nproc-per-node 2 "$folder/case.py"

@@ -27,6 +27,7 @@ full = model.weight.full_tensor()
 if dist.get_rank() == 0:
     print("rows of rank 0 equal those of rank 1:", torch.equal(full[:2], full[2:]))
 assert torch.equal(full[:2], full[2:])
+dist.barrier()
 dist.destroy_process_group()
 PY
 OMP_NUM_THREADS=1 "$folder/venv/bin/torchrun" --standalone --nproc-per-node 2 "$folder/case.py"

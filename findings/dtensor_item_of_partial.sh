@@ -19,6 +19,7 @@ norm, total = x.norm(), x.sum()
 print(f"rank {dist.get_rank()}: norm.item() {norm.item():.3f}, sum.item() {total.item()}, full {norm.full_tensor().item():.3f}, {total.full_tensor().item()}")
 assert total.item() == (3.0, 7.0)[dist.get_rank()] and total.full_tensor().item() == 10.0
 assert abs(norm.item() - (5**0.5, 5.0)[dist.get_rank()]) < 1e-5
+dist.barrier()
 dist.destroy_process_group()
 PY
 OMP_NUM_THREADS=1 "$folder/venv/bin/torchrun" --standalone --nproc-per-node 2 "$folder/case.py"

@@ -42,6 +42,7 @@ for kind in (torch.optim.SGD, torch.optim.LBFGS, torch.optim.Adafactor):
     if dist.get_rank() == 0:
         print(f"{kind.__name__}: one process {alone:.5f}, FSDP with the same batch on both ranks {sharded:.5f}")
     assert (abs(alone - sharded) < 1e-5) == (kind is torch.optim.SGD)
+dist.barrier()
 dist.destroy_process_group()
 PY
 OMP_NUM_THREADS=1 "$folder/venv/bin/torchrun" --standalone --nproc-per-node 2 "$folder/case.py"

@@ -40,6 +40,7 @@ batch = Batch(torch.ones(1, 4))
 model(batch)
 print(f"rank {dist.get_rank()}: caller's batch {batch.x[0, 0].item()}, forward's batch {model.seen[0, 0].item()}")
 assert batch.x[0, 0].item() == 2.0 and model.seen[0, 0].item() == 8.0
+dist.barrier()
 dist.destroy_process_group()
 PY
 OMP_NUM_THREADS=1 "$folder/venv/bin/torchrun" --standalone --nproc-per-node 2 "$folder/case.py"

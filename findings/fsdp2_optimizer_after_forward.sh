@@ -26,6 +26,7 @@ optimizer.step()
 change = (model.weight.full_tensor() - before).abs().max().item()
 print(f"rank {dist.get_rank()}: gradient {model.weight.grad.full_tensor().abs().max().item():.2f}, change by the step {change}")
 assert change == 0.0 and model.weight.grad.full_tensor().abs().max().item() > 0
+dist.barrier()
 dist.destroy_process_group()
 PY
 OMP_NUM_THREADS=1 "$folder/venv/bin/torchrun" --standalone --nproc-per-node 2 "$folder/case.py"

@@ -19,6 +19,7 @@ other = torch.tensor([float("nan") if dist.get_rank() == 0 else 1.0])
 dist.all_reduce(other, op=dist.ReduceOp.MAX)
 print(f"rank {dist.get_rank()}: max of 1, nan is {values.item()}; max of nan, 1 is {other.item()}")
 assert values.item() == 1.0 and other.item() != other.item()
+dist.barrier()
 dist.destroy_process_group()
 PY
 OMP_NUM_THREADS=1 "$folder/venv/bin/torchrun" --standalone --nproc-per-node 2 "$folder/case.py"

@@ -23,6 +23,7 @@ x, target = torch.randn(8, 4), torch.zeros(8, 4)
 schedule.step(*([x] if rank == 0 else []), **({"target": target} if rank == 1 else {}))
 print(f"rank {rank}: batches tracked after one step of 4 micro-batches: {module[1].num_batches_tracked.item()}")
 assert module[1].num_batches_tracked.item() == 5
+dist.barrier()
 dist.destroy_process_group()
 PY
 OMP_NUM_THREADS=1 "$folder/venv/bin/torchrun" --standalone --nproc-per-node 2 "$folder/case.py"

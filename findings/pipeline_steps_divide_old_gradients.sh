@@ -27,6 +27,7 @@ for _ in range(3):  # without zero_grad: gradients accumulate
 ratios = [n / norms[0] for n in norms]
 print(f"rank {rank}: gradients after 1, 2, 3 steps: {ratios}")
 assert [round(r, 4) for r in ratios] == [1.0, 1.25, 1.3125]
+dist.barrier()
 dist.destroy_process_group()
 PY
 OMP_NUM_THREADS=1 "$folder/venv/bin/torchrun" --standalone --nproc-per-node 2 "$folder/case.py"

@@ -29,6 +29,7 @@ weights = torch.full_like(out.to_local() if isinstance(out, DTensor) else out, 2
 gradient = norm.bias.grad.full_tensor()
 print(f"rank {rank}: 256 + 1 in reduce_dtype=float32: {gradient[0].item()} ({gradient.dtype})")
 assert gradient[0].item() == 256.0
+dist.barrier()
 dist.destroy_process_group()
 PY
 OMP_NUM_THREADS=1 "$folder/venv/bin/torchrun" --standalone --nproc-per-node 2 "$folder/case.py"
