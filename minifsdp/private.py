@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, UntypedStorage
 from torch._C import DisableTorchFunctionSubclass
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch._utils import _get_device_index as device_index
 from torch.autograd.graph import _engine_run_backward
 from torch.distributed import device_mesh
@@ -50,6 +50,7 @@ __all__ = [
     "AnyBatchNorm",
     "AnyDropout",
     "DisableTorchFunctionSubclass",
+    "FakeTensor",
     "FakeTensorMode",
     "Shard",
     "ShardMetadata",

@@ -735,11 +735,6 @@ def choose(factors, capacity, memory, seconds, rest):
 
 
 wrong("11.6", "seconds have fractions").diff("""
-Compares seconds in whole numbers.
-- factor = min(fitting, key=seconds)
-+ factor = min(fitting, key=lambda each: int(seconds(each)))
-""")
-wrong("11.6", "seconds have fractions").diff("""
 Rounds seconds to a hundredth.
 - factor = min(fitting, key=seconds)
 + factor = min(fitting, key=lambda each: round(seconds(each), 2))

@@ -380,6 +380,12 @@ def test_faketensormode() -> None:
         assert torch.empty(2**60).numel() == 2**60
 
 
+def test_faketensor() -> None:
+    """Without it ZeRO on paper cannot leave out a comparison of values."""
+    with private.FakeTensorMode():
+        assert isinstance(torch.empty(2), private.FakeTensor)
+
+
 def test_unset_fake_temporarily() -> None:
     """Without it a recording on paper cannot make its own small numbers."""
     with private.FakeTensorMode(), private.unset_fake_temporarily():
