@@ -25,7 +25,7 @@ from minifsdp.fsdp.torch_api.optimizer_checks import (
 from minifsdp.fsdp.torch_api.policies import WrapPolicy
 from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.unit import Unit
-from minifsdp.private import hooks_of, post_hooks_of
+from minifsdp.private import hooks_of
 
 
 def wrap_children(
@@ -143,10 +143,10 @@ def check_hooks(name: str, p: nn.Parameter, is_replaced: bool) -> None:
     """See who waits for autograd to reach a parameter that a unit has taken.
 
     Raises:
-        RuntimeError: an optimizer, to step in backward; or hooks that would be lost with the parameter.
+        RuntimeError: an optimizer, to step in backward; or hooks of `register_hook` that would be lost with it.
     """
     check_steps_after_backward(name, p)
-    if is_replaced and (hooks_of(p) or post_hooks_of(p)):
+    if is_replaced and hooks_of(p):
         raise RuntimeError(f"hooks of {name} would be lost: register them after wrapping, or use_orig_params=True")
 
 
