@@ -58,7 +58,7 @@ def local_gradient(p: Tensor) -> Tensor | None:
 def cuts_of(p: Tensor) -> dict[int, Any]:
     """By mesh dimension the placements by which a parameter is sharded.
 
-    FSDP2 after tensor parallelism makes strided shards, of which torch's `is_shard` says False.
+    FSDP2 after tensor parallelism makes strided shards, for which torch's `is_shard` returns False.
     """
     return {i: each for i, each in enumerate(p.placements) if hasattr(each, "dim")} if isinstance(p, DTensor) else {}
 

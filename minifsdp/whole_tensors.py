@@ -6,7 +6,7 @@ Adam updates each element by itself: the update of a shard is the shard of the u
     LBFGS                                   those of the whole model: dot products of gradients
 
 A flat shard, as FSDP1 and ZeRO have, is a different vector on each rank, without rows or columns. Each rank would
-combine its own elements, and get a number that nobody asked for, without an error. A DTensor, as FSDP2 and tensor
+combine its own elements, and compute a wrong update without an error. A DTensor, as FSDP2 and tensor
 parallelism have, knows its whole shape, so torch combines across ranks, where it has the operators.
 
 An optimizer that minifsdp does not know is tried out, on a tensor of twelve elements: once on the matrix, once on two
@@ -21,7 +21,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -29,10 +29,11 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from minifsdp.local_parts import cuts_of
+from minifsdp.optimizer_steps import before_every_step, parameters_of
 from minifsdp.private import TorchDispatchMode
 
 ELEMENTWISE = {optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax, optim.ASGD, optim.NAdam}
@@ -51,7 +52,7 @@ _passed: WeakSet[Optimizer] = WeakSet()
 
 def note_flat(params: Iterable[nn.Parameter], ranks: int) -> None:
     """From now on, an optimizer's first step with these parameters is refused if it needs more than flat shards."""
-    watch_optimizers()
+    before_every_step(check_step)
     for p in params:
         _flat[p] = ranks
 
@@ -60,13 +61,7 @@ def is_flat(p: Tensor) -> bool:
     return p in _flat
 
 
-@cache
-def watch_optimizers() -> None:
-    """From now on every optimizer's `step` begins with `check_step`."""
-    register_optimizer_step_pre_hook(check_step)
-
-
-def check_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
+def check_step(optimizer: Optimizer) -> None:
     """See that an optimizer can do with the shards that it has.
 
     Raises:
@@ -75,7 +70,7 @@ def check_step(optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None
     kind = type(optimizer)
     if (kind in ELEMENTWISE and kind is not optim.Rprop) or optimizer in _passed:
         return
-    params = [p for group in optimizer.param_groups for p in group["params"]]
+    params = parameters_of(optimizer)
     ranks = max((_flat[p] for p in params if p in _flat), default=0)
     if ranks and not (ranks == 1 and issubclass(kind, optim.LBFGS)):
         different: list[dict[str, Any]] = []

@@ -31,7 +31,7 @@ def received(outline: StateDict, source: Group, device: torch.device, keep: Call
 
 
 def described(parts: Parts, name: str, value: Any) -> StateDict:
-    """The form of a value of which each rank loads a part, by name."""
+    """A shared value's type, shape and layout, by name; nothing for a value that each rank has whole."""
     if isinstance(value, Mapping):
         found = {key: described(parts, name, inner) for key, inner in value.items()}
         return {f"{name}.{key}": form for key, forms in found.items() for form in forms.values()}

@@ -7,14 +7,13 @@ that of any `torch.optim.Optimizer` before it changes anything, and a write of t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from functools import cache
 from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from minifsdp.optimizer_steps import before_every_step, parameters_of
 from minifsdp.private import hooked_in, in_backward, version_of
 
 
@@ -32,18 +31,13 @@ _replicas: WeakSet[Any] = WeakSet()
 def refuse_early_steps(replica: Replica) -> None:
     """Raise RuntimeError when an optimizer is about to step inside backward, before the replica has averaged."""
     _replicas.add(replica)
-    _watch_steps()
+    before_every_step(_check_step)
 
 
-@cache
-def _watch_steps() -> None:
-    register_optimizer_step_pre_hook(_check_step)
-
-
-def _check_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _check_step(optimizer: torch.optim.Optimizer) -> None:
     if torch.compiler.is_compiling() or not in_backward():
         return
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    stepped = {id(p) for p in parameters_of(optimizer)}
     for replica in _replicas:  # a replica that is an optimizer knows itself what it averages when it steps
         if replica is not optimizer and any(id(p) in stepped for p in replica.not_yet_averaged()):
             raise early_step(optimizer, replica)

@@ -16,7 +16,6 @@ from minifsdp.device import compute_device
 from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp.torch_api.optimizer_checks import (
-    check_every_step,
     check_not_stale,
     check_steps_after_backward,
     note_taken,
@@ -28,8 +27,9 @@ from minifsdp.fsdp2.hooks import State, has_state
 from minifsdp.fsdp2.module import FSDPModule
 from minifsdp.fsdp2.unit import ParamUnit
 from minifsdp.local_parts import refuse_replaced, replaced
+from minifsdp.optimizer_steps import before_every_step
 from minifsdp.uncompiled import stay_out_of_graphs
-from minifsdp.whole_tensors import watch_optimizers
+from minifsdp.whole_tensors import check_step
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def fully_shard(
         NotImplementedError: a parameter is not contiguous, or is split unevenly along a dimension other than 0.
     """
     stay_out_of_graphs()
-    watch_optimizers()
+    before_every_step(check_step)
     modules: list[nn.Module] = list(dict.fromkeys(module)) if isinstance(module, list | tuple) else [module]
     _check(modules)
     group = comm.world()
@@ -129,7 +129,7 @@ def fully_shard(
         unit = ParamUnit(params, cuts, mesh, plan, device, name, reshard_after_forward is not False, smaller)
         for p, places in params.items():
             note_taken(p, places[0].name, unit)
-        check_every_step(check_not_stale)
+        before_every_step(check_not_stale)
         _units.add(unit)
         unit.policy = mp_policy
     State(modules, unit, mp_policy, reshard_after_forward is None, device)

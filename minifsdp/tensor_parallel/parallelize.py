@@ -14,11 +14,12 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from minifsdp import private
 from minifsdp.draws import draw_whole
 from minifsdp.local_parts import replaced, sharers
+from minifsdp.optimizer_steps import before_every_step
 from minifsdp.order import check_labelled_calls
 from minifsdp.tensor_parallel.layer import LayerStyle
 from minifsdp.tensor_parallel.parameters import names
 from minifsdp.uncompiled import stay_out_of_graphs
-from minifsdp.whole_tensors import watch_optimizers
+from minifsdp.whole_tensors import check_step
 
 Target: TypeAlias = tuple[str, nn.Module, ParallelStyle]
 """A module that a plan names: its name, itself, and what to do to it."""
@@ -58,7 +59,7 @@ def parallelize_module(
         warnings.warn("parallelize_module without a plan changes nothing", stacklevel=2)
         return module
     stay_out_of_graphs()
-    watch_optimizers()
+    before_every_step(check_step)
     draw_whole(mesh)
     if isinstance(parallelize_plan, ParallelStyle):
         parallelize_plan.src_data_rank = src_data_rank

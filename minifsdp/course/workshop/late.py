@@ -59,7 +59,7 @@ class Late:
     def finish(self) -> str | None:
         """Run what is left, in which other ranks may take part; returns the slip that was made, if any.
 
-        A send that nobody waits for is none.
+        A send without a wait is not one of them.
         """
         never = [message.call.op for message in self.pending if message.call.op != "send"]
         for message in list(self.pending):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from minifsdp.optimizer_steps import parameters_of
 from minifsdp.private import steps_in_backward
 
 ORIGINAL_NAME = "_fsdp_taken"
@@ -45,17 +44,7 @@ def noted_of(p: nn.Parameter) -> Taken | None:
     return found if found is not None and found.unit() is not None else None
 
 
-@cache
-def check_every_step(check: Callable[[list[nn.Parameter]], None]) -> None:
-    """From now on every optimizer's `step` begins with a check of its parameters."""
-
-    def begin(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        check([p for group in optimizer.param_groups for p in group["params"]])
-
-    register_optimizer_step_pre_hook(begin)
-
-
-def check_not_stale(params: list[nn.Parameter]) -> None:
+def check_not_stale(optimizer: Optimizer) -> None:
     """See that what an optimizer is to update are shards.
 
     Original parameters with a gradient are in a module: of a model that shared them with the one that was wrapped.
@@ -63,7 +52,7 @@ def check_not_stale(params: list[nn.Parameter]) -> None:
     Raises:
         RuntimeError: names some parameters that are not.
     """
-    found = [noted for p in params if p.grad is None and (noted := noted_of(p)) is not None]
+    found = [noted for p in parameters_of(optimizer) if p.grad is None and (noted := noted_of(p)) is not None]
     if found:
         names, unit = [noted.name for noted in found], found[0].unit()
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
@@ -85,13 +74,13 @@ def check_steps_after_backward(name: str, p: nn.Parameter) -> None:
         )
 
 
-def check_reduced(params: Iterable[nn.Parameter]) -> None:
+def check_reduced(optimizer: Optimizer) -> None:
     """See that gradients are those of the shards.
 
     Raises:
         RuntimeError: some have been accumulated inside `no_sync` (view.py), and not reduced.
     """
-    if any(p.grad is not None and p.grad.shape != p.shape for p in params):
+    if any(p.grad is not None and p.grad.shape != p.shape for p in parameters_of(optimizer)):
         raise RuntimeError(
             "gradients that were accumulated inside no_sync() have not been reduced: run the last backward before "
             "step() outside of it, or drop them with zero_grad()"

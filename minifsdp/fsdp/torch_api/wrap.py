@@ -16,7 +16,6 @@ from minifsdp.flat_param import ParamPlaces, Place, find_parameters
 from minifsdp.fsdp.torch_api.ignored import Ignored
 from minifsdp.fsdp.torch_api.optimizer_checks import (
     ORIGINAL_NAME,
-    check_every_step,
     check_not_stale,
     check_reduced,
     check_steps_after_backward,
@@ -25,6 +24,7 @@ from minifsdp.fsdp.torch_api.optimizer_checks import (
 from minifsdp.fsdp.torch_api.policies import WrapPolicy
 from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.unit import Unit
+from minifsdp.optimizer_steps import before_every_step
 from minifsdp.private import hooks_of
 
 
@@ -127,8 +127,8 @@ def check_all_inside(parameters: Iterable[list[Place]], unit: nn.Module) -> None
 
 def mark_taken(params: ParamPlaces, unit: Unit) -> None:
     """Note on the parameters that `unit` has them now, for units that are wrapped by hand later, and for optimizers."""
-    check_every_step(check_reduced)
-    check_every_step(check_not_stale)
+    before_every_step(check_reduced)
+    before_every_step(check_not_stale)
     for p, (place, *_) in params.items():
         now = place.module._parameters.get(place.attribute)  # p with original parameters, another if it came from meta
         for taken in (p, now):
