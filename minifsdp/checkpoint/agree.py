@@ -23,7 +23,7 @@ from minifsdp.process_groups import mesh_group
 RAISED = (RuntimeError, ValueError, KeyError, TypeError, NotImplementedError)
 
 
-def groups_of(model: nn.Module) -> list[Group]:
+def groups_sharing(model: nn.Module) -> list[Group]:
     """The process groups that share the model, in the same order on all ranks: none for a plain one."""
     found: list[Group] = []
     for instance in FullyShardedDataParallel.fsdp_modules(model):

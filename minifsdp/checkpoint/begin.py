@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from minifsdp.fsdp.torch_api.state.optim_names import parameters_of
+from minifsdp.fsdp.torch_api.state.optim_names import parameters_by_number
 from minifsdp.zero.partition import ShardedOptimizer
 
 STILL = {"lr": 0.0, "weight_decay": 0.0}  # a step with these and without gradients changes nothing
@@ -23,7 +23,7 @@ def initialized(optim: Optimizer) -> Iterator[dict[str, Any]]:
     Outside the `with` the optimizer is what it was (torch/distributed/checkpoint/state_dict.py, `_init_optim_state`,
     leaves it with a step counted).
     """
-    params = parameters_of(optim)
+    params = parameters_by_number(optim)
     live = optim.inner.state if isinstance(optim, ShardedOptimizer) else optim.state
     if live:
         yield optim.state_dict()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from minifsdp import comm
-from minifsdp.checkpoint.agree import check_same, groups_of, same_errors
+from minifsdp.checkpoint.agree import check_same, groups_sharing, same_errors
 from minifsdp.checkpoint.begin import initialized
 from minifsdp.checkpoint.loading import check_has_values, described, device_for, load, materialize, received
 from minifsdp.checkpoint.names import Names, StateDict, flattened, rename_groups, unflattened
@@ -146,7 +146,7 @@ def set_model_state_dict(model: nn.Module, model_state_dict: StateDict, *, optio
     names = Names(model)
     parts, state = Parts(model, names), names.of_modules(model_state_dict)
     source = comm.world() if options.broadcast_from_rank0 else None
-    groups = groups_of(model) if source is None else [source]
+    groups = groups_sharing(model) if source is None else [source]
     if source is not None:
         state = outline_from_rank_0(state, source)
     with same_errors(groups):
@@ -180,7 +180,7 @@ def set_optimizer_state_dict(
     names = Names(model)
     parts, state = Parts(model, names), numbers_to_names(model, optimizers, optim_state_dict)
     source = comm.world() if options.broadcast_from_rank0 else None
-    groups = groups_of(model) if source is None else [source]
+    groups = groups_sharing(model) if source is None else [source]
 
     def keep(path: tuple[str, ...], value: Any) -> Any:
         found = names.parsed(".".join(path))

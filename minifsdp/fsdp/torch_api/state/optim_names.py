@@ -15,6 +15,7 @@ from minifsdp.fsdp.torch_api.options import OptimStateKeyType, ours
 from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.torch_api.state.optim_schema import UnitNames
 from minifsdp.fsdp.torch_api.wrapped import Wrapped, instances_in
+from minifsdp.optimizer_steps import parameters_of
 from minifsdp.whole_tensors import NEEDS
 
 ParamNames = dict[nn.Parameter, list[str]]
@@ -38,7 +39,7 @@ def parameter_names(model: nn.Module, managed: Iterable[UnitNames]) -> ParamName
     return names | {p: [clean_name(name)] for name, p in model.named_parameters() if p not in names}
 
 
-def parameters_of(optim: Optimizer) -> list[nn.Parameter]:
+def parameters_by_number(optim: Optimizer) -> list[nn.Parameter]:
     """In the order in which a state dict numbers them.
 
     Raises:
@@ -49,7 +50,7 @@ def parameters_of(optim: Optimizer) -> list[nn.Parameter]:
             f"LBFGS {NEEDS[torch.optim.LBFGS]}, so it has one state for all parameters, which cannot be saved or "
             "loaded by name: take an optimizer that updates element by element."
         )
-    return [p for group in optim.param_groups for p in group["params"]]
+    return parameters_of(optim)
 
 
 class OptimizerIndex:
@@ -69,7 +70,7 @@ class OptimizerIndex:
 
     def __init__(self, model: nn.Module, optim: Optimizer | None, is_named: bool = False) -> None:
         check_not_summoned(model)
-        self.params = list(model.parameters()) if optim is None else parameters_of(optim)
+        self.params = list(model.parameters()) if optim is None else parameters_by_number(optim)
         self.managed = find_units(model)
         self.names = parameter_names(model, self.managed)
         for p in self.params:
