@@ -388,7 +388,8 @@ def torchs_functions_load_ours_and_ours_torchs(make: Callable[[int], nn.Module],
         assert list(loaded.param_groups[0]["betas"]) == [0.9, 0.999]  # torch makes a list of them
 
 
-BY_DCP = {name: make for name, make in (SHARED | OTHERS).items() if name != "TP"}  # in which `tied` has a weight of its own
+BY_DCP = {name: make for name, make in (SHARED | OTHERS).items() if name != "TP"}
+"""Models whose `tied` has the weight of `last`."""
 
 
 @check(source={name: BY_DCP[name] for name in ("FSDP2", "partly", "flat and FSDP2", "plain")})
