@@ -17,7 +17,7 @@ def check_training_bytes(answer, variant):
     """Exact bytes for SGD, momentum, Adam and AMSGrad, in float32, in bfloat16 and with a float32 copy."""
     few = variant.size
     numels = [few, 5 * few + 1, 64, few, few, 1]  # three of one size, one of one element, and in no order
-    for itemsize, copy in ((4, False), (2, False), (2, True), (4, True), (8, False)):
+    for itemsize, copy in ((4, False), (2, False), (2, True), (4, True), (8, False), (1, False)):
         for optimizer in STATE_BUFFERS:
             given = list(numels)
             found = answer(given, itemsize, optimizer, copy) if copy else answer(given, itemsize, optimizer)
@@ -60,17 +60,19 @@ def _expect_bytes(case, found, numels, itemsize, optimizer, copy):
     if not copy:
         slips["no copy is asked for: `master_copy` is False by default"] = elements * 4 * (buffers + 1) + counts
     slips[f"{optimizer} has {buffers} buffers as large as the parameter"] = state - updated * elements
-    expect(f"{case}: optimizer state, bytes", found["optimizer"], state, slips=slips)
+    slip = "an element of a buffer has as many bytes as one of the tensor that the optimizer updates, be it 1"
+    expect(f"{case}: optimizer state, bytes", found["optimizer"], state, slips=slips, slip=slip)
 
 
 @check("0.2")
 def check_zero_stages(answer, variant):
     """Each stage divides one more of the three terms by the ranks, for any K and item size."""
-    for psi, ranks, k, itemsize in ((48, 64, 12, 2), (100, 8, 8, 4), (100 * variant.size, variant.ranks, 12, 2)):
+    given = (100 * variant.size, variant.ranks, 12, 2)
+    for psi, ranks, k, itemsize in ((50, 64, 12, 2), (100, 8, 8, 4), given, (100, 4, 0, 1), (100, 1, 8, 4)):
         by_default = (k, itemsize) == (12, 2)
         found = answer(psi, ranks) if by_default else answer(psi, ranks, k=k, itemsize=itemsize)
-        if not isinstance(found, dict) or found.keys() != set(STAGES):
-            raise AnswerError(f"expected a dict with {', '.join(STAGES)}, got {found!r}")
+        if not isinstance(found, dict) or list(found) != list(STAGES):
+            raise AnswerError(f"expected a dict with {', '.join(STAGES)}, in this order, got {found!r}")
         one, state = itemsize * psi, k * psi
         for stage in STAGES:
             right = _held(stage, one, state, ranks)
@@ -96,6 +98,7 @@ def check_zero_stages(answer, variant):
                     stage, one, state, max(1, ranks - 1)
                 ),
                 "bytes of one rank are asked for, not of all together": right * ranks,
+                "exact bytes are asked for: do not round": round(right, 1),
                 "bytes are asked for, not GiB": right / 2**30,
                 "bytes are asked for, not GB": right / 1e9,
             }
@@ -127,6 +130,21 @@ def check_adam_step(answer, variant):
     columns = lambda values: values.repeat(2).view(2, -1).t().contiguous().t()  # noqa: E731
     grids = [columns(grad) for grad in grads]
     _follow("two dimensions that lie in memory in columns", answer, columns(start), grids, other, default)
+    _follow("a scalar parameter, of shape []", answer, start[-1], [grad[-1] for grad in grads], other, default)
+    elsewhere, state = nn.Parameter(torch.empty(numel, device="meta")), {}  # as on a GPU
+    try:
+        with torch.no_grad():
+            answer(elsewhere, torch.empty(numel, device="meta"), state)
+    except RuntimeError as error:
+        said = f"a parameter on another device, meta: {str(error).splitlines()[0]}"
+        raise AnswerError(
+            f"{said}\nlikely slip: the moments are on param's device, the step count is on the CPU"
+        ) from None
+    slip = "the moments are where param is; the step count is on the CPU, where reading it waits for no GPU"
+    devices = {"exp_avg": "meta", "exp_avg_sq": "meta", "step": "cpu"}
+    expect(
+        "devices of the state of a parameter on meta", {n: str(state[n].device) for n in devices}, devices, slip=slip
+    )
 
 
 def _follow(case, answer, start, grads, options, default):
@@ -163,6 +181,8 @@ def _expect_state(at, state, start, number):
     wanted = {name: ([], "torch.float32") if name == "step" else moments for name in sorted(state)}
     slip = "moments have shape and dtype of param, whatever the gradient's; step is a float32 scalar"
     expect(f"{at}: shapes and dtypes of the state", kinds, wanted, slip=slip)
+    slip = "the state takes part in no gradient, requires_grad is False"
+    expect(f"{at}: state that requires grad", [name for name in state if state[name].requires_grad], [], slip=slip)
     anew = {"the state is made anew at every call: make it only where `state` is empty": 1.0} if number > 1 else {}
     late = {"count the step before you use the count": number - 1.0}
     expect(f"{at}: step", float(state["step"]), float(number), slips={**anew, **late})
@@ -234,7 +254,7 @@ class Gated(nn.Module):
 
 
 class Embedded(nn.Module):
-    """[rows] of int64 -> [rows, width] in float64; a part of a frozen weight, and a buffer of the output's shape."""
+    """[rows] of int64 -> [rows, width - 1] in float64; a part of a frozen weight, and a buffer of the table's shape."""
 
     def __init__(self, rows, width):
         super().__init__()
@@ -244,7 +264,8 @@ class Embedded(nn.Module):
         self.double()
 
     def forward(self, tokens):
-        return (self.table(tokens) * self.mask @ self.mix[1:]).exp()
+        y = (self.table(tokens) * self.mask @ self.mix[1:]).exp()
+        return y[:, 1:] * y[:, :-1]  # saves two views of one storage
 
 
 @check("0.4")
@@ -260,8 +281,16 @@ def check_saved_bytes(answer, variant):
         losses.append(model(x).square().mean())
         return losses[-1]
 
+    model.eval()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
     found = answer(forward, model)
     expect("calls of forward", len(ran), 1, slip="run forward once: each run saves its own tensors")
+    left = {n: p.grad for n, p in model.named_parameters()}
+    slip = "it only counts: gradients and modes of the model are the caller's, who runs backward"
+    expect("gradients afterwards", left, {n: torch.ones_like(p) for n, p in model.named_parameters()}, slip=slip)
+    expect("whether the model is in training mode afterwards", model.training, False, slip=slip)
+    model.zero_grad()
     # x for up; the whole of up's output, of which `value` is a view; the sigmoid, for itself and the product; the
     # product for down; the output for the square.
     wanted = 4 * rows * (width + 3 * inner + inner + inner + width)
@@ -277,7 +306,10 @@ def check_saved_bytes(answer, variant):
         "nothing was counted: hooks work on what runs inside their `with`": 0,
     }
     expect(f"bytes saved by a gated layer for {rows} rows", found, wanted, slips=slips)
-    _expect_backward(losses.pop(), model, x)
+    kept = sum(storage() is not None for storage in model.made)
+    slip = "`pack` handed back a copy, which autograd then keeps beside what was counted: hand back the tensor's memory"
+    expect("of four activations, those that the graph keeps", kept, 4, slip=slip)
+    _expect_backward("a gated layer", losses.pop(), model, lambda: model(x).square().mean())
     answer(lambda: model(x).square().mean(), model)
     gc.collect()
     left = sum(storage.nbytes() for made in model.made if (storage := made()) is not None)
@@ -292,7 +324,8 @@ def check_saved_bytes(answer, variant):
 def _expect_embedded(answer, rows, width):
     """What a model of floating point in 4 bytes does not show."""
     model, tokens = Embedded(rows, width), torch.arange(rows)
-    found = answer(lambda: model(tokens).sum(), model)
+    losses = []
+    found = answer(lambda: losses.append(model(tokens).sum()) or losses[-1], model)
     wanted = 8 * rows * (1 + width + width)  # the tokens, the buffer, and exp's output
     slips = {
         "a buffer is no parameter: where an operator saves it, it counts": wanted - 8 * rows * width,
@@ -303,16 +336,20 @@ def _expect_embedded(answer, rows, width):
     }
     slip = "parameters are known by their storage, and each call counts what it has seen itself"
     expect(f"bytes saved by an embedding of {rows} tokens in float64", found, wanted, slips=slips, slip=slip)
+    _expect_backward("an embedding in float64", losses.pop(), model, lambda: model(tokens).sum())
 
 
-def _expect_backward(loss, model, x):
-    slip = "`unpack` has to give back the tensor that `pack` was given"
+def _expect_backward(what, loss, model, forward):
+    """Twice through the graph that was counted, against once through another one, twice as long."""
+    slip = "`unpack` has to give back the tensor that `pack` was given, each time that it is called"
     try:
+        loss.backward(retain_graph=True)
         loss.backward()
     except Exception as error:
         said = str(error).splitlines()[0]
         raise AnswerError(f"backward after it raises {type(error).__name__}: {said}\nlikely slip: {slip}") from None
     got = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()
-    model(x).square().mean().backward()
-    expect("gradients of backward after it", got, {name: p.grad for name, p in model.named_parameters()}, slip=slip)
+    (2 * forward()).backward()
+    wanted = {name: p.grad for name, p in model.named_parameters()}
+    expect(f"{what}: gradients of two backward passes after it", got, wanted, slip=slip)

@@ -235,7 +235,7 @@ def zero_stages(psi, ranks, k=12, itemsize=2):
     }
 
 
-@wrong("0.2", "replicated, Ψ = 48, N = 64, K = 12")
+@wrong("0.2", "replicated, Ψ = 50, N = 64, K = 12")
 def zero_stages(psi, ranks, k=16, itemsize=2):
     """Has another default for K."""
     one, state = itemsize * psi, k * psi
@@ -669,4 +669,119 @@ Knows parameters by where they begin, and not their storages.
 +     sizes[storage.data_ptr()] = storage.nbytes()
 - return sum(saved.values())
 + return sum(sizes.values())
+""")
+
+wrong("0.1", "as many bytes as one of the tensor that the optimizer updates").diff("""
+Takes at least two bytes for an element of state.
+- state = buffers * elements * (4 if master_copy else itemsize)
++ state = buffers * elements * (4 if master_copy else max(itemsize, 2))
+""")
+
+
+wrong("0.2", "in this order").diff("""
+Returns stage 3 first.
+- return {
++ return {
++     "stage 3": (parameters + gradients + optimizer) / ranks,
+
+- "stage 3": (parameters + gradients + optimizer) / ranks,
+""")
+
+
+wrong("0.2", "K = 0, 1 bytes per element: bytes").diff("""
+Takes K = 0, that of SGD, for an argument that was not given.
+- optimizer = k * psi
++ optimizer = (k or 12) * psi
+""")
+
+
+wrong("0.2", "do not round").diff("""
+Rounds to one decimal, as the paper's table.
+- "stage 1": parameters + gradients + optimizer / ranks,
++ "stage 1": round(parameters + gradients + optimizer / ranks, 1),
+""")
+
+
+wrong("0.2", "N = 1, K = 8, 4 bytes per element: bytes").diff("""
+Has no stages where there is one rank, and loses the state.
+- "stage 1": parameters + gradients + optimizer / ranks,
++ "stage 1": parameters + gradients + (optimizer / ranks if ranks > 1 else 0),
+""")
+
+
+wrong("0.3", "the step count is on the CPU").diff("""
+Makes the step count where the parameter is.
+- state["step"] = torch.zeros(())
++ state["step"] = torch.zeros((), device=param.device)
+""")
+
+
+wrong("0.3", "the moments are on param's device").diff("""
+Makes the moments on the CPU.
+- state["exp_avg"] = torch.zeros_like(param)
++ state["exp_avg"] = torch.zeros(param.shape, dtype=param.dtype)
+""")
+
+
+wrong("0.3", "0-dim tensor").diff("""
+Writes into `param[:]`, which a scalar does not have.
+- param.addcdiv_(state["exp_avg"], root + eps, value=-lr / (1 - beta1**t))
++ param[:] = param - lr * (state["exp_avg"] / (1 - beta1**t)) / (root + eps)
+""")
+
+
+wrong("0.3", "takes part in no gradient").diff("""
+Makes a moment that requires grad.
+- state["exp_avg"] = torch.zeros_like(param)
++ state["exp_avg"] = torch.zeros_like(param).requires_grad_()
+""")
+
+
+wrong("0.4", "KeyError").diff("""
+Hands out each saved tensor once only.
+- with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
++ kept = {}
++ def once(tensor):
++     kept[len(kept)] = pack(tensor)
++     return len(kept) - 1
++ with torch.autograd.graph.saved_tensors_hooks(once, kept.pop):
+""")
+
+
+@wrong("0.4", "an embedding in float64: gradients")
+def saved_bytes(forward, model):
+    """Keeps a tensor for each storage and shape, and gives back the first of them."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved, first = {}, {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in parameters:
+            return tensor.detach()
+        saved[storage.data_ptr()] = storage.nbytes()
+        first.setdefault((storage.data_ptr(), tensor.shape), tensor.detach())
+        return storage.data_ptr(), tensor.shape
+
+    def unpack(key):
+        return key if isinstance(key, Tensor) else first[key]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        loss = forward()
+    del loss
+    return sum(saved.values())
+
+
+wrong("0.4", "keeps beside what was counted").diff("""
+Packs a copy: what is counted is freed, and what is kept is not counted.
+- return tensor.detach()
++ return tensor.detach().clone()
+""")
+
+
+wrong("0.4", "gradients and modes of the model are the caller's").diff("""
+Runs backward to see that it works, and drops the gradients.
+- loss = forward()
++ loss = forward()
++ loss.backward(retain_graph=True)
++ model.zero_grad()
 """)

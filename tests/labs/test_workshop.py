@@ -159,6 +159,20 @@ class TestExpect:
         with pytest.raises(AnswerError, match=r"element 7 is -1 instead of 7, 1 differ"):
             expect("values", got, wanted)
 
+    @pytest.mark.parametrize(
+        ("got", "wanted", "words"),
+        [
+            (4.0, 4, r"expected 4 \(int\), got 4.0 \(float\)"),
+            (209.4, 209.375, r"expected 209.375 \(float\), got 209.4 \(float\)"),
+            ([1.0, 2.00001], [1.0, 2.00002], r"1: expected 2.00002 \(float\), got 2.00001"),
+            ({"a": 1, "b": torch.ones(9)}, {"a": 1, "b": torch.zeros(9)}, "b: .*: element 0 is 1 instead of 0"),
+            (torch.tensor([1.00001]), torch.tensor([1.00003]), ".*element 0 is 1.00001001 instead of 1.00003004"),
+        ],
+    )
+    def test_what_looks_the_same_is_told_apart(self, got, wanted, words):
+        with pytest.raises(AnswerError, match=f"the value: {words}"):
+            expect("the value", got, wanted)
+
     def test_a_rank_s_own_words_are_kept_whole(self):
         def observe() -> None:
             expect("the sum", 1, 2, slips={"the mean": 1})

@@ -44,10 +44,22 @@ def expect(
     usual = known or next((text for text, wrong in (slips or {}).items() if same(got, wrong, tolerance)), None)
     usual = usual or slip or dtype_slip(got, wanted)
     where = "" if rank is None else f"rank {rank}, "
-    lines = [f"{where}{what}: expected {describe(wanted)}, got {describe(got)}{_first_difference(got, wanted)}"]
+    lines = [f"{where}{what}: {_contrast(got, wanted, tolerance)}"]
     if usual:
         lines.append(f"likely slip: {usual}")
     raise AnswerError("\n".join(lines))
+
+
+def _contrast(got: Any, wanted: Any, tolerance: float) -> str:
+    """Both values; where these look the same, with all their digits or by what differs in them."""
+    shown, expected, where = describe(got), describe(wanted), _first_difference(got, wanted)
+    if shown == expected and isinstance(wanted, bool | int | float | str | None):
+        shown, expected = f"{got!r} ({type(got).__name__})", f"{wanted!r} ({type(wanted).__name__})"
+    elif shown == expected and not where and isinstance(wanted, dict | list | tuple):
+        items = wanted.items() if isinstance(wanted, dict) else enumerate(wanted)
+        key, each = next((key, each) for key, each in items if not same(got[key], each, tolerance))
+        return f"{key}: {_contrast(got[key], each, tolerance)}"
+    return f"expected {expected}, got {shown}{where}"
 
 
 def same(got: Any, wanted: Any, tolerance: float = 0.0) -> bool:
@@ -134,12 +146,13 @@ def _dtype(tensor: Tensor) -> str:
 
 def _first_difference(got: Any, wanted: Any) -> str:
     """The first difference between two tensors of one shape, or between two lists, in words."""
-    if isinstance(wanted, Tensor) and isinstance(got, Tensor) and got.shape == wanted.shape and wanted.numel() > 6:
+    if isinstance(wanted, Tensor) and isinstance(got, Tensor) and got.shape == wanted.shape:
         a, b = got.detach().flatten().double().cpu(), wanted.detach().flatten().double().cpu()
-        far = ~((a - b).abs() <= 1e-6 * b.abs().max())
-        if bool(far.any()):
+        far = ~((a - b).abs() <= 1e-6 * b.abs().max()) if b.numel() else a != b
+        if bool(far.any()) and (wanted.numel() > 6 or describe(got) == describe(wanted)):
             i = int(far.nonzero()[0])
-            return f": element {i} is {float(a[i]):.4g} instead of {float(b[i]):.4g}, {int(far.sum())} differ"
+            digits = 4 if f"{a[i]:.4g}" != f"{b[i]:.4g}" else 9
+            return f": element {i} is {a[i]:.{digits}g} instead of {b[i]:.{digits}g}, {int(far.sum())} differ"
     if isinstance(wanted, list | tuple) and isinstance(got, list | tuple) and max(len(got), len(wanted)) > 8:
         for at, (a, b) in enumerate(zip(got, wanted, strict=False)):
             if not same(a, b, 1e-6):
