@@ -176,6 +176,33 @@ The rest shares the set of users with the block that is handed out.
 - memory.free.append(Block(block.start + size, block.size - size, stream))
 + memory.free.append(replace(block, start=block.start + size, size=block.size - size))
 """)
+wrong("8.1", "and no other size").diff("""
+Doubles the segment until the request fits.
+- whole = -(-size // SEGMENT) * SEGMENT
++ whole = SEGMENT
++ while whole < size:
++     whole *= 2
+""")
+wrong("8.1", "however small it is").diff("""
+torch's rule for large requests: a rest of less than 1 MiB stays with the block.
+- if block.size > size:
++ if block.size - size >= (ROUND if size <= 2**20 else 2**20):
+""")
+wrong("8.1", "to wait for the device, and to ask once more, is a retry").diff("""
+Waits for the device when it is full.
+  if start is None:
++     memory.device.synchronize()
+""")
+wrong("8.1", "for stream 0: expected one of a new segment").diff("""
+Takes stream 0 for no stream in particular.
+- fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
++ fitting = [block for block in memory.free if (not stream or block.stream == stream) and block.size >= size]
+""")
+wrong("8.1", "it comes back when its events have happened").diff("""
+Forgets what waits when the device is full.
+  if start is None:
++     memory.waiting.clear()
+""")
 
 # 8.2
 
@@ -280,6 +307,25 @@ Joins within 2 MiB only.
 +         continue
 """)
 
+
+@wrong("8.2", "0 is an address and a stream like any other")
+def put_back(memory, block):
+    """Takes address 0 for no neighbour."""
+    before = next((each for each in memory.free if each.start + each.size == block.start), None)
+    after = next((each for each in memory.free if block.start + block.size == each.start), None)
+    start = (before.start if before else 0) or block.start
+    end = after.start + after.size if after else block.start + block.size
+    memory.free = [each for each in memory.free if each is not before and each is not after]
+    memory.free.append(Block(start, end - start, block.stream))
+
+
+wrong("8.2", "only a retry gives it back").diff("""
+Strikes out a segment that is free from end to end.
+  memory.free.append(block)
++ if memory.segments.get(block.start) == block.size:
++     del memory.segments[block.start]
+""")
+
 # 8.3
 
 
@@ -372,6 +418,12 @@ def release(memory, block, put_back):
         memory.waiting.append((block, map(memory.device.record, users)))
 
 
+wrong("8.3", "stream 0 is a stream like any other").diff("""
+Takes stream 0 for no stream.
+- if block.users:
++ if any(block.users):
+""")
+
 # 8.4
 
 wrong("8.4", "all have to have happened").diff("""
@@ -455,6 +507,44 @@ Stops after one block.
 - put_back(memory, block)
 + put_back(memory, entry[0])
 + return
+""")
+wrong("8.4", "those in the middle as well").diff("""
+Asks for the first event and the last.
+- if all(event.query() for event in events):
++ if events[0].query() and events[-1].query():
+""")
+wrong("8.4", "may have by the next call").diff("""
+Keeps each event's first answer.
+- if all(event.query() for event in events):
++ for event in events:
++     event.done = getattr(event, "done", None) or (event.query() if not hasattr(event, "done") else False)
++ if all(event.done for event in events):
+""")
+wrong("8.4", "those that have not happened stay with it").diff("""
+Goes on waiting for the first event that has not happened, and forgets the others.
+- if all(event.query() for event in events):
+-     memory.waiting.remove(entry)
++ still = [event for event in events if not event.query()]
++ memory.waiting.remove(entry)
++ if still:
++     memory.waiting.append((block, still[:1]))
++ else:
+""")
+wrong("8.4", "use a loop").diff("""
+Begins anew after each block, by a call.
+- put_back(memory, block)
++ put_back(memory, block)
++ return collect(memory, put_back)
+""")
+wrong("8.4", "is to wait for it").diff("""
+Asks until the events have happened.
+- if all(event.query() for event in events):
+-     memory.waiting.remove(entry)
+-     put_back(memory, block)
++ while not all(event.query() for event in events):
++     pass
++ memory.waiting.remove(entry)
++ put_back(memory, block)
 """)
 
 # 8.5
@@ -670,6 +760,20 @@ Raises at once if there is nothing to give back.
 - raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
 + raise MemoryError
 """)
+wrong("8.5", "for the same request").diff("""
+Rounds the second attempt up.
+  def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
++     whole = -(-nbytes // SEGMENT) * SEGMENT
+-     block = malloc(memory, nbytes, stream)
+- if block is None:
++     block = malloc(memory, whole, stream)
++ if block is None:
+""")
+wrong("8.5", "whoever calls catches MemoryError").diff("""
+Raises what torch raises.
+- raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
++ raise RuntimeError("out of memory")
+""")
 
 # 8.6
 
@@ -808,6 +912,29 @@ Asks once for the stream.
 + stream = streams.setdefault(unit.device, device.current_stream(unit.device))
 + frees.append(stream.record_event())
 """)
+wrong("8.6", "each free has an event of its own").diff("""
+Keeps one event for each unit.
+- frees = deque()
++ frees = {}
+- frees.popleft().synchronize()
++ frees.pop(next(iter(frees))).synchronize()
+- frees.append(device.current_stream(unit.device).record_event())
++ frees[unit.name] = device.current_stream(unit.device).record_event()
+""")
+wrong("8.6", "read `unit.freed_after_forward` at each call").diff("""
+Remembers of each unit whether it is freed after forward.
+- frees = deque()
++ frees, counted = deque(), {}
+- if unit.state is SHARDED and unit.freed_after_forward:
++ if unit.state is SHARDED and counted.setdefault(unit, unit.freed_after_forward):
+- counts = unit.state is not SHARDED and unit.freed_after_forward
++ counts = unit.state is not SHARDED and counted.setdefault(unit, unit.freed_after_forward)
+""")
+wrong("8.6", "got `wait for None`").diff("""
+One queue for all limiters.
+- frees = deque()
++ frees = rate_limit.__dict__.setdefault("frees", deque())
+""")
 
 # 8.7
 
@@ -940,6 +1067,19 @@ def prefetch_within(limit, whole, units, gather):
     return rest
 
 
+wrong("8.7", "the other states are two").diff("""
+Leaves out units whose gather is under way, not those that are gathered.
+  def prefetch_within(limit, whole, units, gather):
++     from minifsdp.fsdp.unit import GATHERING
+- waiting = [unit for unit in units if unit.state is SHARDED]
++ waiting = [unit for unit in units if unit.state is not GATHERING]
+""")
+wrong("8.7", "only count it").diff("""
+Sorts the list of what is unsharded.
+  gather(waiting.pop(0))
++ whole.sort(key=lambda unit: unit.name)
+""")
+
 # 8.8
 
 
@@ -1041,4 +1181,12 @@ wrong("8.8", "near block 0 fewer than k blocks are unsharded").diff("""
 Looks at the moments with k blocks only.
 - peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks)))
 + peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(k - 1, len(blocks)))
+""")
+wrong("8.8", "Python's int is exact").diff("""
+Computes with tensors of float32.
+  def largest_limit(budget, blocks, held):
++     import torch
++     sizes, beside = torch.tensor(blocks, dtype=torch.float32), torch.tensor(held, dtype=torch.float32)
+- peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks)))
++ peak = max(beside[j] + sizes[max(0, j - k + 1) : j + 1].sum() for j in range(len(blocks)))
 """)
