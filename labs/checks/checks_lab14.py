@@ -4,8 +4,9 @@ import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from numbers import Integral
+from random import Random
 
 import torch
 import torch.nn.functional as F
@@ -92,9 +93,28 @@ def at_shares(costs, ranks):
     counts = [0] * ranks
     passed = 0.0
     for cost in costs:
-        counts[min(ranks - 1, int(passed / (sum(costs) / ranks)))] += 1
+        counts[min(ranks - 1, int(passed * ranks / (sum(costs) or 1)))] += 1
         passed += cost
     return counts
+
+
+def nearest_to_shares(costs, ranks):
+    """Cuts where the sum of the costs is nearest to a multiple of the average."""
+    sums, cuts = [0, *accumulate(costs)], [0]
+    for rank in range(1, ranks):
+        options = range(cuts[-1] + 1, len(costs) - (ranks - rank) + 1)
+        cuts.append(min(options, key=lambda at: abs(sums[at] - sums[-1] * rank / ranks)))
+    return [end - begin for begin, end in pairwise([*cuts, len(costs)])]
+
+
+def halves(costs, ranks):
+    """The list cut in two as equally as possible, and each part again."""
+    if ranks == 1:
+        return [len(costs)]
+    left = ranks // 2
+    options = range(left, len(costs) - (ranks - left) + 1)
+    cut = min(options, key=lambda at: abs(sum(costs[:at]) - sum(costs) * left / ranks))
+    return halves(costs[:cut], left) + halves(costs[cut:], ranks - left)
 
 
 PLACED = [
@@ -115,26 +135,57 @@ PLACED = [
     ([4, 4, 4, 4, 6, 6], 3),
     ([5, 2, 3], 3),
     ([7], 1),
+    ([3, 1, 0, 1, 3, 1, 2], 5),
+    ([0, 1, 3, 1, 2, 1, 2], 4),
 ]
+
+
+def drawn_costs(seed):
+    """Small lists of every length, for every number of ranks: whole numbers, fractions, microseconds and millions."""
+    draw = Random(seed)
+    kinds = [
+        lambda: draw.choice([0, 1, 1, 1, 2, 3]),
+        lambda: draw.randint(1, 9),
+        lambda: draw.expovariate(1.0),
+        lambda: draw.uniform(1e-6, 9e-6),
+        lambda: draw.uniform(1e6, 4e6),
+    ]
+    for layers in range(2, 10):
+        for ranks in range(2, min(layers, 6) + 1):
+            for kind in kinds * 2:
+                yield [kind() for _ in range(layers)], ranks
+    yield [0, 0, 0], 2
 
 
 @check("14.1")
 def check_place(answer, variant):
     """Every rank has consecutive layers, and the slowest stage is as fast as it can be."""
     drawn = [1 + abs(each) for each in randn(variant.size, seed=variant.seed).tolist()]
-    cases = [*PLACED, (drawn, variant.ranks)]
+    compare_placements(answer, [*PLACED, (drawn, variant.ranks)])
+    compare_placements(answer, list(drawn_costs(variant.seed)))
+
+
+def compare_placements(answer, cases):
     found = [placed(answer, costs, ranks) for costs, ranks in cases]
+    faults = [misplaced_layers(*case, got) for case, got in zip(cases, found, strict=True)]
+    if not any(faults):
+        return
     slips = made_everywhere(found, [placing_slips(*case, got) for case, got in zip(cases, found, strict=True)])
-    for (costs, ranks), got, named in zip(cases, found, slips, strict=True):
-        wanted, usual = best_counts(costs, ranks), None
-        if len(got) != ranks or sum(got) != len(costs):
-            usual = "each layer is on one rank, and each rank has one number in the list"
-        elif min(got) < 1:
-            usual = "a stage without a layer: its rank would only pass tensors on"
-        elif slowest(costs, got) > slowest(costs, wanted) + 1e-9:
-            usual = f"the slowest stage costs {slowest(costs, got):g} instead of {slowest(costs, wanted):g}"
-        if usual is not None:
-            expect(placing(costs, ranks), got, wanted, slips=named, slip=usual)
+    at = next(at for at, fault in enumerate(faults) if fault)
+    (costs, ranks), got = cases[at], found[at]
+    expect(placing(costs, ranks), got, best_counts(costs, ranks), slips=slips[at], slip=faults[at])
+
+
+def misplaced_layers(costs, ranks, got):
+    """What is wrong with a placement, None if it is one of the best."""
+    if len(got) != ranks or sum(got) != len(costs):
+        return "each layer is on one rank, and each rank has one number in the list"
+    if min(got) < 1:
+        return "a stage without a layer: its rank would only pass tensors on"
+    if not is_best(costs, ranks, got):
+        least = slowest(costs, best_counts(costs, ranks))
+        return f"the slowest stage costs {slowest(costs, got):g} instead of {least:g}"
+    return None
 
 
 def placing(costs, ranks):
@@ -185,6 +236,10 @@ def placing_slips(costs, ranks, got):
         ),
         "a stage closed before it passes the average leaves too much for the last": within_average(costs, ranks),
         "a layer across a share of the total may belong on either side of the cut": at_shares(costs, ranks),
+        "cuts nearest to equal shares of the total: a cut that is best alone may be bad for the stages after it": (
+            nearest_to_shares(costs, ranks)
+        ),
+        "the list is halved, and each half again: the best first cut depends on all others": halves(costs, ranks),
         "this minimizes the sum of the squares; a step waits for the slowest stage": best_counts(costs, ranks, squares),
         "this minimizes the difference between the slowest and the fastest stage; a step waits for the slowest": (
             best_counts(costs, ranks, spread)
@@ -196,7 +251,7 @@ def placing_slips(costs, ranks, got):
 def is_best(costs, ranks, counts):
     if len(counts) != ranks or sum(counts) != len(costs) or min(counts) < 1:
         return False
-    return slowest(costs, counts) < slowest(costs, best_counts(costs, ranks)) + 1e-9
+    return slowest(costs, counts) <= slowest(costs, best_counts(costs, ranks)) * (1 + 1e-9)
 
 
 # 14.2
@@ -258,67 +313,93 @@ def mean_loss(output, target):
     return (output - target).square().mean()
 
 
-def batch_of(size, seed):
-    """A weight, an earlier gradient of it, tokens, and what their rows of the weight are compared with."""
-    tokens = torch.randperm(size, generator=torch.Generator().manual_seed(seed + 1))
-    weight, before = randn(size, 3, seed=seed).requires_grad_(), randn(size, 3, seed=seed + 3)
-    return weight, before, tokens, randn(size, 3, seed=seed + 2)
+class Model(nn.Module):
+    """Rows of a weight, looked up by tokens [samples] or [samples, 2]; the first column is a permutation of samples."""
 
+    def __init__(self, size, shape, seed):
+        super().__init__()
+        self.weight = nn.Parameter(randn(size, 3, seed=seed))
+        self.before = randn(size, 3, seed=seed + 3)
+        self.weight.grad = self.before.clone()  # of an earlier batch
+        draw = torch.Generator().manual_seed(seed + 1)
+        columns = [torch.randperm(size, generator=draw) for _ in range(max([1, *shape]))]
+        self.x = torch.stack(columns, 1).view(size, *shape)
+        self.target = randn(*self.x.shape, 3, seed=seed + 2)
+        self.place_of = {token: place for place, token in enumerate(columns[0].tolist())}
+        self.log = Log()
 
-def whole_batch(rows, micros, seed, weigh):
-    """The gradient and the loss, if micro-batches of `rows` count as `weigh` says."""
-    weight, _, x, target = batch_of(sum(rows), seed)
-    parts = zip(x.split(rows), target.split(rows), strict=True)
-    losses = [mean_loss(F.embedding(a, weight), b) for a, b in parts]
-    loss = sum(share * each for share, each in zip(weigh, losses, strict=True))
-    return torch.autograd.grad(loss, weight)[0], loss.detach(), losses[-1].detach()
+    def forward(self, x):
+        if x.shape[1:] != self.x.shape[1:]:
+            raise AnswerError(
+                f"a micro-batch of x with shape {list(self.x.shape)}: its shape is {list(x.shape)}\n"
+                "likely slip: samples are the first dimension: `tensor_split` of x itself, not of all its elements"
+            )
+        places = [self.place_of[token] for token in x.reshape(len(x), -1)[:, 0].tolist()]
+        return Logged.apply(F.embedding(x, self.weight), samples(places), self.log)
+
+    def whole_batch(self, rows, weigh):
+        """The gradient and the loss, if micro-batches of `rows` count as `weigh` says, and the last loss."""
+        parts = zip(self.x.split(rows), self.target.split(rows), strict=True)
+        losses = [mean_loss(F.embedding(a, self.weight), b) for a, b in parts]
+        loss = sum(share * each for share, each in zip(weigh, losses, strict=True))
+        return torch.autograd.grad(loss, self.weight)[0], loss.detach(), losses[-1].detach()
 
 
 @check("14.2")
 def check_accumulate(answer, variant):
     """Gradients and loss are those of the entire batch; one micro-batch is computed at a time."""
-    for size, micros in ((8, 4), (variant.size, 3), (6, 4), (5, 1)):
+    sizes = [(8, 4), (variant.size, 3), (6, 4), (5, 1), (variant.size, variant.size)]
+    for at, (size, micros) in enumerate(sizes):
         where = f"{size} samples in {micros} micro-batches"
         rows = [len(part) for part in torch.arange(size).tensor_split(micros)]
-        right = [each / size for each in rows]
-        seed = variant.seed
-        weight, before, x, target = batch_of(size, seed)
-        weight.grad = before.clone()
-        log, given = Log(), (x.clone(), target.clone())
-        place_of = {token: place for place, token in enumerate(x.tolist())}
+        model = Model(size, (2,) if at % 2 else (), variant.seed)
+        given = model.x.clone(), model.target.clone()
+        got = answer(model if at < 3 else lambda x, model=model: model(x), mean_loss, *given, micros)
+        if not torch.is_grad_enabled():
+            torch.set_grad_enabled(True)
+            raise AnswerError(f"{where}: autograd is disabled afterwards\nlikely slip: use torch.no_grad() by `with`")
+        expect(
+            f"the model is in training mode, {where}",
+            model.training,
+            True,
+            slip="the model is the caller's: leave its mode",
+        )
+        expect(f"x, after {where}", given[0], model.x, slip="x is the caller's: do not change it")
+        expect(
+            f"the target, after {where}", given[1], model.target, slip="the target is the caller's: do not change it"
+        )
+        check_log(model.log.ran, rows, where)
+        check_memory(model.log, where)
+        check_whole_batch(got, model, rows, where)
 
-        def forward(x, weight=weight, log=log, place_of=place_of):
-            return Logged.apply(F.embedding(x, weight), samples([place_of[token] for token in x.tolist()]), log)
 
-        got = answer(forward, mean_loss, *given, micros)
-        expect(f"x, after {where}", given[0], x, slip="x is the caller's: do not change it")
-        expect(f"the target, after {where}", given[1], target, slip="the target is the caller's: do not change it")
-        check_log(log.ran, rows, where)
-        check_memory(log, where)
-        wanted, loss, last = whole_batch(rows, micros, seed, right)
-        means = whole_batch(rows, micros, seed, [1 / micros] * micros)
-        sums = whole_batch(rows, micros, seed, [1.0] * micros)
-        slips = {
-            "each backward pass adds the gradient of a micro-batch's own mean: m times too much, unless it is scaled": (
-                before + sums[0]
-            ),
-            "a micro-batch counts by its number of samples, and these numbers differ": before + means[0],
-            "`.grad` was reset, but it held the gradients of an earlier batch": wanted,
-            "the gradients are divided, and so are those that `.grad` had before": (before + sums[0]) / micros,
-        }
-        gradient = weight.grad if weight.grad is not None else torch.zeros(0)
-        EXACT(f"the gradient of the weight, {where}", gradient, before + wanted, slips=slips)
-        loss_slips = {
-            "this is the sum of the micro-batches' losses": sums[1],
-            "this is the mean of the micro-batches' losses; they have different numbers of samples": means[1],
-            "this is the last micro-batch's loss": last,
-            "this is the last micro-batch's share of the loss": last * rows[-1] / size,
-        }
-        if not isinstance(got, Tensor):
-            raise AnswerError(f"the loss, {where}: expected a tensor, got {describe(got)}")
-        EXACT(f"the loss, {where}", got.detach(), loss, slips=loss_slips)
-        slip = "return a detached loss: a graph keeps all that it refers to in memory"
-        expect(f"the loss has a graph, {where}", got.requires_grad, False, slip=slip)
+def check_whole_batch(got, model, rows, where):
+    """The gradient of the weight, and the loss."""
+    size, micros, before = sum(rows), len(rows), model.before
+    wanted, loss, last = model.whole_batch(rows, [each / size for each in rows])
+    means = model.whole_batch(rows, [1 / micros] * micros)
+    sums = model.whole_batch(rows, [1.0] * micros)
+    slips = {
+        "each backward pass adds the gradient of a micro-batch's own mean: m times too much, unless it is scaled": (
+            before + sums[0]
+        ),
+        "a micro-batch counts by its number of samples, and these numbers differ": before + means[0],
+        "`.grad` was reset, but it held the gradients of an earlier batch": wanted,
+        "the gradients are divided, and so are those that `.grad` had before": (before + sums[0]) / micros,
+    }
+    gradient = model.weight.grad if model.weight.grad is not None else torch.zeros(0)
+    EXACT(f"the gradient of the weight, {where}", gradient, before + wanted, slips=slips)
+    loss_slips = {
+        "this is the sum of the micro-batches' losses": sums[1],
+        "this is the mean of the micro-batches' losses; they have different numbers of samples": means[1],
+        "this is the last micro-batch's loss": last,
+        "this is the last micro-batch's share of the loss": last * rows[-1] / size,
+    }
+    if not isinstance(got, Tensor):
+        raise AnswerError(f"the loss, {where}: expected a tensor, got {describe(got)}")
+    EXACT(f"the loss, {where}", got.detach(), loss, slips=loss_slips)
+    slip = "return a detached loss: a graph keeps all that it refers to in memory"
+    expect(f"the loss has a graph, {where}", got.requires_grad, False, slip=slip)
 
 
 def check_log(ran, rows, where):
@@ -366,6 +447,7 @@ def check_memory(log, where):
 # 14.3 and 14.4
 
 SIZES = [(4, 8), (4, 4), (2, 3), (4, 2), (1, 3), (3, 1), (5, 7)]  # ranks, micro-batches
+SIZES += [(ranks, micros) for ranks in range(1, 7) for micros in range(1, 10) if (ranks, micros) not in SIZES]
 
 
 def listed(answer, rank, ranks, micros):
@@ -400,6 +482,8 @@ def compare_lists(answer, variant, right, slips_of):
             what = f"rank {rank} of {ranks}, {micros} micro-batches"
             wanted = as_text(right(rank, ranks, micros))
             named = {text: as_text(slip) for text, slip in slips[rank].items() if text in (made or slips[0])}
+            if not made and any(plan[each] == right(each, ranks, micros) for each in range(ranks)):
+                named = {f"the lists of other ranks are right; here: {text}": slip for text, slip in named.items()}
             expect(what, as_text(got), wanted, slips=named, slip=usual_slip(plan, rank, ranks, micros))
 
 
@@ -451,6 +535,7 @@ def gpipe_slips(rank, ranks, micros):
         ],
         "the backward pass cannot come before the forward pass": later + forwards(rank, micros),
         "a forward pass without a backward pass trains nothing": forwards(rank, micros),
+        "this is 1F1B, the next exercise: here, all forward passes come first": right_one_f_one_b(rank, ranks, micros),
     }
 
 
@@ -622,7 +707,42 @@ def plans(variant):
         "one rank": [right_gpipe(0, 1, 3)],
         "two stages on each of 2 ranks": by_hand("0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1"),
         "stages 0 and 2 on rank 0, stage 1 on rank 1": by_hand("0F0 0F1 2F0 2B0 2F1 2B1 0B0 0B1", "1F0 1F1 1B0 1B1"),
+        "two stages on each of 2 ranks, micro-batches in turn": by_hand(
+            "0F0 2F0 0F1 2F1 2B0 0B0 2B1 0B1", "1F0 3F0 1F1 3F1 3B0 1B0 3B1 1B1"
+        ),
+        "neighbouring stages on one rank": by_hand(
+            "0F0 1F0 0F1 1F1 1B0 0B0 1B1 0B1", "2F0 3F0 2F1 3B0 3F1 2B0 3B1 2B1"
+        ),
     }
+
+
+def drawn_plan(draw):
+    """A plan without a deadlock: stages on any ranks, and actions in any order in which they could run."""
+    ranks, micros = draw.randint(1, 4), draw.randint(1, 4)
+    home = [*range(ranks), *(draw.randrange(ranks) for _ in range(draw.randint(0, ranks + 1)))]
+    draw.shuffle(home)
+    last = len(home) - 1
+    left = [Action(stage, kind, micro) for stage in range(len(home)) for kind in "FB" for micro in range(micros)]
+    plan, done = [[] for _ in range(ranks)], set()
+    while left:
+        action = draw.choice([each for each in left if done.issuperset(inputs_of(each, last))])
+        left.remove(action)
+        done.add(action)
+        plan[home[action.stage]].append(action)
+    return plan
+
+
+def drawn_deadlock(draw):
+    """A plan that was right until some of its actions changed places."""
+    plan = drawn_plan(draw)
+    while True:
+        actions = draw.choice(plan)
+        one, other = (draw.randrange(len(actions)) for _ in range(2))
+        actions[one], actions[other] = actions[other], actions[one]
+        try:
+            timed(plan, {"F": 1.0, "B": 2.0})
+        except StuckError:
+            return plan
 
 
 LONG = {
@@ -633,11 +753,22 @@ LONG = {
 DEADLOCKS = {
     "a last rank whose backward comes before its forward": ["0F0 0B0", "1B0 1F0"],
     "a rank that waits for a gradient before it has sent the activations": ["0F0 0B1 0F1 0B0", "1F0 1F1 1B0 1B1"],
+    "a rank whose stage 3 comes before its stage 0 in backward, as stage 1 comes after stage 2 in forward": [
+        "0F0 3F0 3B0 0B0",
+        "2F0 1F0 2B0 1B0",
+    ],
+    "a stage that comes before the previous one on its rank": ["1F0 0F0 1B0 0B0", "2F0 2B0"],
+    "a stage whose backward comes before that of the next one on its rank": ["0F0 1F0 0B0 1B0", "2F0 2B0"],
 }
+MADE = 20  # deadlocks by chance
+
+
+def observe_deadlocks(answer, plans):
+    """How the answer reports each deadlock, and the likely slip."""
+    return [observe_deadlock(answer, plan) for plan in plans]
 
 
 def observe_deadlock(answer, plan):
-    """How the answer reports a deadlock, and the likely slip."""
     slip = "if a full round over the ranks makes no progress, it is a deadlock: raise RuntimeError"
     try:
         found = answer(plan, {"F": 1.0, "B": 2.0})
@@ -649,22 +780,38 @@ def observe_deadlock(answer, plan):
     except Exception as error:
         return f"{type(error).__name__} ({error})", "a deadlock has to raise RuntimeError, whatever comes first"
     if isinstance(found, dict) and len(found) == sum(map(len, plan)):
-        slip = "an action waits for itself but has ended: a backward pass needs its own stage's forward pass, too"
+        slip = (
+            "an action waits for itself but has ended: a forward pass needs that of the previous stage, and a backward "
+            "pass needs its own stage's forward pass, too, and that of the next stage, even on the same rank"
+        )
     return describe(found), slip
 
 
 @check("14.5")
 def check_ends(answer, variant):
     """Every action ends when its rank and its inputs let it, and a deadlock is one error."""
-    short = plans(variant)
-    for forward, backward, cases in ((1.0, 2.0, short), (3.0, 1.0, short), (4.17e-5, 1.73e-5, short), (0.3, 0.7, LONG)):
+    short, draw = plans(variant), Random(variant.seed)
+    made = {}
+    for _ in range(40):
+        plan = drawn_plan(draw)
+        made[f"the plan {' / '.join(map(as_text, plan))}"] = plan
+    for forward, backward, cases in (
+        (1.0, 2.0, short),
+        (3.0, 1.0, short),
+        (1 / 24000, 1 / 58000, short),
+        (0.3, 0.7, LONG),
+        (1.0, 2.5, made),
+    ):
         for name, plan in cases.items():
             where = f"{name}, F {forward:g} and B {backward:g}"
             seconds = {"F": forward, "B": backward}
             compare_ends(ended(answer, plan, seconds, where), plan, seconds, where)
-    for name, rows in DEADLOCKS.items():
-        slip = "if a full round over the ranks makes no progress, it is a deadlock: raise RuntimeError"
-        ((got, usual),) = on_ranks(1, observe_deadlock, answer, by_hand(*rows), timeout=6.0, slip=slip)
+    stuck = {name: by_hand(*rows) for name, rows in DEADLOCKS.items()}
+    for plan in [drawn_deadlock(draw) for _ in range(MADE)]:
+        stuck[f"the plan {' / '.join(map(as_text, plan))}"] = plan
+    slip = "if a full round over the ranks makes no progress, it is a deadlock: raise RuntimeError"
+    (found,) = on_ranks(1, observe_deadlocks, answer, list(stuck.values()), timeout=6.0, slip=slip)
+    for name, (got, usual) in zip(stuck, found, strict=True):
         expect(f"a deadlock, {name}", got, "RuntimeError", slip=usual)
 
 
@@ -698,13 +845,19 @@ def compare_ends(got, plan, seconds, where):
     wanted = timed(plan, seconds)
     if not isinstance(got, dict):
         raise AnswerError(f"{where}: expected a dict of the actions' ends, got {describe(got)}")
+    if strange := [each for each in got if not isinstance(each, Action)]:
+        raise AnswerError(f"{where}: expected actions as keys, got {describe(strange[0])}, which is no Action")
     if got.keys() != wanted.keys():
         missing = [each for each in wanted if each not in got]
         extra = [each for each in got if each not in wanted]
+        slip = (
+            "a rank whose next action has no inputs yet has to be checked again when other ranks have made progress"
+            if missing
+            else "the dict has the actions of this plan alone: begin with an empty one"
+        )
         raise AnswerError(
             f"{where}: expected {len(wanted)} actions, got {len(got)}: {(missing or extra)[0]} is "
-            f"{'missing' if missing else 'in no list'}\nlikely slip: a rank whose next action has no inputs yet has to "
-            "be checked again when other ranks have made progress"
+            f"{'missing' if missing else 'in no list'}\nlikely slip: {slip}"
         )
     wrong = [each for each in wanted if not same(got[each], float(wanted[each]), 1e-9)]
     if wrong:
@@ -766,11 +919,11 @@ def begins(action, got, plan, seconds):
     if not all(type(got[each]) in (int, float) for each in (action, *waits)):
         return None
     begin, ready = got[action] - seconds[action.kind], max([0.0, *(got[each] for each in waits)])
-    digits = next((digits for digits in range(7) if all(got[each] == round(got[each], digits) for each in got)), None)
+    digits = next((digits for digits in range(13) if all(got[each] == round(got[each], digits) for each in got)), None)
     if digits is not None and round(ready + seconds[action.kind], digits) == got[action]:
-        return f"the ends are rounded: {got[action]:g} instead of {ready + seconds[action.kind]:g}"
+        return f"the ends are rounded: {got[action]:g} instead of {ready + seconds[action.kind]:.10g}"
     late = next((f"{each} ends at {got[each]:g}" for each in waits if got[each] > begin + 1e-9), None)
-    return f"{action} begins at {begin:g}; " + (late or f"its rank and its inputs are ready at {ready:g}")
+    return f"{action} begins at {begin:.10g}; " + (late or f"its rank and its inputs are ready at {ready:.10g}")
 
 
 def by_stage(plan):
@@ -839,7 +992,9 @@ def calls_of(later, backwards):
     if len(later) < backwards:
         slip = "each backward appends one, whether x needs a gradient or not, and leaves those of others where they are"
     expect(f"functions in `later`, number of backward passes: {backwards}", len(later), backwards, slip=slip)
-    return list(later)
+    calls = list(later)
+    later.clear()
+    return calls
 
 
 @check("14.6")
@@ -872,9 +1027,14 @@ def check_linear_later(answer, variant):
     check_later(calls_of(later, 1), (w, b), gradients_of(x, gradient), product)
     expect("the gradient of y afterwards", given, gradient, slip="it is the caller's: do not change it")
     expect("x afterwards", leaf.detach(), x, slip="x is the caller's: do not change it")
+    for name, parameter, before in (("weight", w, weight), ("bias", b, bias)):
+        slip = "only the optimizer changes parameters"
+        expect(f"the {name} afterwards", parameter.detach(), before, slip=slip)
     check_three(answer, variant)
     check_layers(answer, variant)
+    check_two_lists(answer, variant)
     check_shapes(answer, weight, bias)
+    check_one_row(answer, weight, bias)
 
 
 def check_backward(got, wanted, parameters, later):
@@ -908,6 +1068,8 @@ def check_later(calls, parameters, wanted, product):
             if "size" not in str(error):
                 raise
             slip = "one of x and the gradient of y has to be transposed, so that the result has the weight's shape"
+            if f"'[{OUT}]'" in str(error):
+                slip = "the gradient of the bias is the sum over all dimensions of the gradient of y except the last"
             raise AnswerError(f"a function of `later`: {error}\nlikely slip: {slip}") from error
     rows = product // (2 * OUT * IN)
     slips = {
@@ -958,7 +1120,9 @@ def check_three(answer, variant):
                 "a function does the work of its own backward pass, not all the work in `later`": sum(
                     (other[k] for other in others), alone[k]
                 ),
-                "a function does the work of its own backward pass: none was done": before if count > 1 else None,
+                f"it has not added to `.grad` of the {name}: each function does the work of its own backward pass": (
+                    before if count > 1 else None
+                ),
             }
             explained = {
                 "this is the newest micro-batch's that was left: a function does the work of its own backward pass": (
@@ -989,8 +1153,9 @@ def check_layers(answer, variant):
     names = ("weight", "bias", "the second layer's weight", "the second layer's bias")
     for step in ("the first step", "a second step after `.grad` was set to None"):
         (linear(x, *first) * linear(x, *second)).sum().backward()
-        for call in later:
+        for call in list(later):
             call()
+        expect("functions in `later` when both have been called", len(later), 2, slip="`later` is the caller's")
         later.clear()
         loss = (F.linear(x, *first) * F.linear(x, *second)).sum()
         for name, parameter, wanted in zip(
@@ -999,6 +1164,43 @@ def check_layers(answer, variant):
             slip = "a function is for the parameters of its own call, however many layers and steps there are"
             expect(f"{name}.grad of two layers, {step}", parameter.grad, wanted, slip=slip, tolerance=1e-4)
             parameter.grad = None
+
+
+def check_two_lists(answer, variant):
+    """Two functions with a list each, used in turn."""
+    x, weight, bias, gradient = inputs(variant, 5)
+    lists = [], []
+    linears = [answer(later) for later in lists]
+    parameters = [(nn.Parameter(scale * weight), nn.Parameter(scale * bias)) for scale in (1, 2)]
+    outputs = [linear(x, *pair) for linear, pair in zip(linears, parameters, strict=True)]
+    for output in outputs:
+        output.backward(gradient)
+    slip = "a second `linear_later` has changed the first: each keeps its own `later`"
+    expect("functions in the lists of two `linear_later`", [len(each) for each in lists], [1, 1], slip=slip)
+    for later, pair in zip(lists, parameters, strict=True):
+        for call in later:
+            call()
+        for name, parameter, wanted in zip(("weight", "bias"), pair, gradients_of(x, gradient), strict=True):
+            EXACT(f"{name}.grad with two `linear_later`", parameter.grad, wanted, slip=slip)
+
+
+def check_one_row(answer, weight, bias):
+    """One row of x, twice with one gradient; in bfloat16, where sums of two are exact."""
+    for dtype in (torch.float64, torch.bfloat16):
+        x, gradient = randn(1, IN, seed=9).to(dtype), randn(1, OUT, seed=10).to(dtype)
+        later, given = [], gradient.clone()
+        linear, w, b = answer(later), nn.Parameter(weight.to(dtype)), nn.Parameter(bias.to(dtype))
+        for _ in range(2):
+            linear(x, w, b).backward(given)
+        where = f"of one row, twice, in {str(dtype).removeprefix('torch.')}"
+        slip = "bias.grad is a view of the gradient of y, which later additions would change: it needs its own memory"
+        for call in later:
+            call()
+            aliased = b.grad is not None and b.grad.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+            expect(f"bias.grad {where} shares memory with the gradient of y", aliased, False, slip=slip)
+        expect(f"the gradient of y {where}", given, gradient, slip=slip)
+        for name, parameter, wanted in zip(("weight", "bias"), (w, b), gradients_of(x, gradient), strict=True):
+            EXACT(f"{name}.grad {where}", parameter.grad, 2 * wanted)
 
 
 def check_shapes(answer, weight, bias):
@@ -1031,13 +1233,33 @@ LISTS = {
     "zero bubble": "0F0 0F1 0I0 0I1 0W0 0W1",
     "zero bubble, two stages": "1F0 1F1 3F0 3I0 3F1 1I0 3W0 3I1 1W0 1I1 3W1 1W1",
     "a full backward pass and a split one": "0F0 0F1 0I0 0W0 0B1",
+    "one micro-batch": "1F0 1B0",
 }
+
+
+def drawn_lists(seed):
+    """Lists of one to three stages, with full and split backward passes in any order."""
+    draw = Random(seed)
+    for _ in range(40):
+        stages, micros = draw.sample(range(6), draw.randint(1, 3)), range(draw.randint(1, 4))
+        chains = [
+            [Action(stage, kind, micro) for kind in draw.choice(("FB", "FIW"))] for stage in stages for micro in micros
+        ]
+        actions = []
+        while chains := [chain for chain in chains if chain]:
+            actions.append(draw.choice(chains).pop(0))
+        yield actions
 
 
 @check("14.7")
 def check_when_to_reduce(answer, variant):
     """ZeRO-1 once for each stage, as soon as its gradients are complete; ZeRO-2 after each micro-batch."""
     cases = {f"{name}: {text}": by_hand(text)[0] for name, text in LISTS.items()}
+    compare_positions(answer, cases)
+    compare_positions(answer, {as_text(actions): actions for actions in drawn_lists(variant.seed)})
+
+
+def compare_positions(answer, cases):
     for zero in (1, 2):
         found = [positions(answer, actions, zero, where) for where, actions in cases.items()]
         known = [reducing(actions, zero) for actions in cases.values()]

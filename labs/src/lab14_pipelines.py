@@ -265,11 +265,11 @@ def accumulate(
 ) -> Tensor:
     """Run the forward and backward passes of a batch in micro-batches, one after the other, from the first to the last.
 
-    The parameters' `.grad` grows by the gradients of the entire batch. Activations of at most one micro-batch are
-    alive at any time.
+    The parameters' `.grad` grows by the gradients of the entire batch. Autograd keeps the activations of at most one
+    micro-batch at any time, and no output is kept after the next forward pass.
 
     Args:
-        forward: the model.
+        forward: the model. Do not change its mode.
         loss_fn: returns the mean loss over its samples.
         x: [samples, ..], such as tokens.
         target: [samples, ..].
@@ -728,8 +728,9 @@ def linear_later(later: Later) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return `linear(x, weight, bias)`, which is F.linear with a backward pass in two parts.
 
     Its backward pass computes the gradient of x, if x needs one, and appends one function without arguments to
-    `later`. That function computes the gradients of weight and bias and adds them to `.grad`, which may be None. The
-    functions in `later` are called after the backward pass, in any order. Each matmul is computed once.
+    `later`. That function computes the gradients of weight and bias and adds them to `.grad`, which may be None; a new
+    `.grad` has its own memory. The functions in `later` are called after the backward pass, in any order. Each matmul
+    is computed once.
 
     x: [.., in], with at least two dimensions. weight: [out, in] and bias: [out] are parameters.
     """

@@ -132,8 +132,73 @@ def place(costs, ranks):
     return [len(part) for part in found]
 
 
+@wrong("14.1", "cuts nearest to equal shares of the total")
+def place(costs, ranks):
+    """Cuts at the layer nearest to each share of the total."""
+    sums, cuts = [sum(costs[:at]) for at in range(len(costs) + 1)], [0]
+    for rank in range(1, ranks):
+        options = range(cuts[-1] + 1, len(costs) - (ranks - rank) + 1)
+        cuts.append(min(options, key=lambda at: abs(sums[at] - sums[-1] * rank / ranks)))
+    cuts.append(len(costs))
+    return [cuts[rank + 1] - cuts[rank] for rank in range(ranks)]
+
+
+@wrong("14.1", "the list is halved, and each half again")
+def place(costs, ranks):
+    """Halves the list, then each half."""
+    if ranks == 1:
+        return [len(costs)]
+    left, total = ranks // 2, sum(costs)
+    options = range(left, len(costs) - (ranks - left) + 1)
+    cut = min(options, key=lambda at: abs(sum(costs[:at]) - total * left / ranks))
+    return place(costs[:cut], left) + place(costs[cut:], ranks - left)
+
+
+wrong("14.1", "costs 9.12016e+06 instead of 6.02427e+06").diff("""
+Computes in a dtype that ends at 65,504.
+- return best(len(costs), ranks)[1]
++ costs = torch.tensor(costs, dtype=torch.float16).tolist()
++ return best(len(costs), ranks)[1]
+""")
+wrong("14.1", "the slowest stage costs 2 instead of 1").diff("""
+Lets a layer that costs nothing cost 1.
+- return best(len(costs), ranks)[1]
++ costs = [cost or 1 for cost in costs]
++ return best(len(costs), ranks)[1]
+""")
+
 # 14.2
 
+wrong("14.2", "it held the gradients of an earlier batch").diff("""
+Resets the gradients first.
+- losses = []
++ losses = []
++ if isinstance(forward, torch.nn.Module):
++     forward.zero_grad()
+""")
+wrong("14.2", "samples are the first dimension").diff("""
+Takes every element of x for a sample.
+- for rows, wanted in zip(x.tensor_split(micros), target.tensor_split(micros), strict=True):
++ for rows, wanted in zip(x.flatten().tensor_split(micros), target.tensor_split(micros), strict=True):
+""")
+wrong("14.2", "the model is the caller's").diff("""
+Leaves training mode.
+- losses = []
++ losses = []
++ if isinstance(forward, torch.nn.Module):
++     forward.eval()
+""")
+wrong("14.2", "7 samples in 3 micro-batches: expected a tensor").diff("""
+Divides elements by samples.
+- loss = loss_fn(forward(rows), wanted) * (len(rows) / len(x))
++ loss = loss_fn(forward(rows), wanted) * (rows.numel() / len(x))
+""")
+wrong("14.2", "autograd is disabled afterwards").diff("""
+Disables autograd for all that follows.
+- return torch.stack(losses).sum()
++ torch.set_grad_enabled(False)
++ return torch.stack(losses).sum()
+""")
 wrong("14.2", "m times too much, unless it is scaled").diff("""
 Scales nothing.
 - loss = loss_fn(forward(rows), wanted) * (len(rows) / len(x))
@@ -313,6 +378,22 @@ Appends to one list.
 - return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
 + found += [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
 + return found
+""")
+
+wrong("14.3", "the lists of other ranks are right").diff("""
+Alternates on the last rank.
+- return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ if rank == ranks - 1:
++     return [Action(rank, kind, micro) for micro in range(micros) for kind in ("F", "B")]
++ return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
+""")
+wrong("14.3", "this is 1F1B").diff("""
+Goes backward as soon as a gradient can arrive.
+- return [Action(rank, kind, micro) for kind in ("F", "B") for micro in range(micros)]
++ ahead = ranks - 1 - rank
++ forwards = [(2 * micro, Action(rank, "F", micro)) for micro in range(micros)]
++ backwards = [(2 * (micro + ahead) + 1, Action(rank, "B", micro)) for micro in range(micros)]
++ return [action for _, action in sorted(forwards + backwards, key=lambda each: each[0])]
 """)
 
 # 14.4
@@ -607,6 +688,51 @@ def ends(plan, seconds):
     return {action: end(action) for actions in plan for action in actions}
 
 
+wrong("14.5", "2F0 begins at 1; 1F0 ends at 2").diff("""
+Lets a rank's first stage alone wait for activations.
+- needed = [Action(stage - 1, "F", micro)] if kind == "F" and stage > 0 else []
++ needed = [Action(stage - 1, "F", micro)] if kind == "F" and 0 < stage < len(plan) else []
+""")
+wrong("14.5", "1B0 begins at 9; 2B0 ends at 11").diff("""
+Lets a rank's last stage alone wait for gradients.
+- needed += [Action(stage + 1, "B", micro)] if stage < last else []
++ needed += [Action(stage + 1, "B", micro)] if last - len(plan) < stage < last else []
+""")
+wrong("14.5", "2F1 begins at 4; 1F1 ends at 5").diff("""
+Lets a rank's later stages wait for the micro-batch before.
+- needed = [Action(stage - 1, "F", micro)] if kind == "F" and stage > 0 else []
++ needed = [Action(stage - 1, "F", micro)] if kind == "F" and stage > 0 else []
++ needed = [Action(stage, "F", micro - 1)] if needed and stage % len(plan) == 0 and micro else needed
+""")
+wrong("14.5", "even on the same rank").diff("""
+Lets no stage wait for another on its rank.
+- if any(each not in end for each in needed):
++ mine = {action.stage for action in actions} - {stage}
++ needed = [each for each in needed if each.stage not in mine]
++ if any(each not in end for each in needed):
+""")
+wrong("14.5", "which is no Action").diff("""
+Takes tuples for keys.
+- end[action] = clocks[rank]
++ end[tuple(action)] = clocks[rank]
+""")
+wrong("14.5", "begin with an empty one").diff("""
+Keeps the ends of earlier plans.
+- def ends(plan, seconds):
++ def ends(plan, seconds, end={}):
+- end = {}
+""")
+wrong("14.5", "instead of 4.166666667e-05").diff("""
+Rounds the ends to nanoseconds.
+- end[action] = clocks[rank]
++ end[action] = round(clocks[rank], 9)
+""")
+wrong("14.5", "1F0 begins at 1.0000001").diff("""
+Lets messages take time.
+- clocks[rank] = max([clocks[rank], *(end[each] for each in needed)]) + seconds[kind]
++ clocks[rank] = max([clocks[rank], *(end[each] + 1e-7 * (each.stage != stage) for each in needed)]) + seconds[kind]
+""")
+
 # 14.6
 
 wrong("14.6", "nothing was postponed: the gradients of the weights are computed in the backward pass").diff("""
@@ -835,8 +961,55 @@ Clears the gradient of y.
 +                 rows.zero_()
 """)
 
+wrong("14.6", "over all dimensions of the gradient of y except the last").diff("""
+Adds up the first dimension for the bias.
+-             add(bias, rows.sum(0))
++             add(bias, gradient.sum(0))
+""")
+wrong("14.6", "it needs its own memory").diff("""
+Takes the gradient of y for the bias's if there is one row.
+-             add(bias, rows.sum(0))
++             add(bias, rows.sum(0) if len(rows) > 1 else rows[0])
+""")
+wrong("14.6", "each keeps its own `later`").diff("""
+Appends to the newest list.
+- class Linear(torch.autograd.Function):
++ linear_later.newest = later
++ class Linear(torch.autograd.Function):
+-         later.append(finish)
++         linear_later.newest.append(finish)
+""")
+wrong("14.6", "only the optimizer changes parameters").diff("""
+Takes a step, too.
+-             add(bias, rows.sum(0))
++             add(bias, rows.sum(0))
++             weight.data.sub_(0.1 * weight.grad)
+""")
+wrong("14.6", "`later` is the caller's").diff("""
+Takes the functions out of the caller's list.
+-             add(bias, rows.sum(0))
++             add(bias, rows.sum(0))
++             later[:] = later[1:]
+""")
+wrong("14.6", "it has not added to `.grad` of the weight").diff("""
+Keeps a gradient that is there.
+-             add(weight, rows.T @ x_rows)
++             product = rows.T @ x_rows
++             weight.grad = product if weight.grad is None else weight.grad
+""")
+
 # 14.7
 
+wrong("14.7", "[20, 28, 30], got [28, 30]").diff("""
+Reduces for two stages at most.
+- return sorted({actions[at].stage: at for at in done}.values())
++ return sorted({actions[at].stage: at for at in done}.values())[-2:]
+""")
+wrong("14.7", "gradients are complete after 1B0").diff("""
+Waits for a second micro-batch.
+- return sorted({actions[at].stage: at for at in done}.values())
++ return sorted({actions[at].stage: at for at in done if len(actions) > 2}.values())
+""")
 wrong("14.7", "one message for each stage, not one for each micro-batch").diff("""
 Reduces after each micro-batch, whatever the stage of ZeRO.
 - if zero == 2:
