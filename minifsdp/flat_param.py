@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from minifsdp import device
 from minifsdp.layout import Layout
+from minifsdp.whole_tensors import is_flat
 
 
 class Place(NamedTuple):
@@ -130,6 +132,8 @@ def _check_uniform(params: ParamPlaces, requires_grad: bool, same_device: bool) 
         raise ValueError("Expects non-empty `params`: there is no parameter to flatten")
     (first, first_places), *others = params.items()
     name = first_places[0].name
+    if found := [places[0].name for p, places in params.items() if isinstance(p, DTensor) or is_flat(p)]:
+        raise ValueError(f"{found[0]} is sharded already, so it cannot be flattened: fully_shard can shard it further")
     if not first.is_floating_point():
         raise ValueError(f"Cannot flatten integer dtype tensors: {name} is {first.dtype}")
     for p, places in others:

@@ -71,12 +71,12 @@ def groups_of(p: Any) -> tuple[Group, ...]:
 def check_replicated(p: Tensor, name: str, group: Group) -> None:
     """
     Raises:
-        ValueError: the parameter is a DTensor on ranks of the group over which it would be averaged.
+        ValueError: the parameter is a DTensor on ranks of the group over which it would be averaged or sharded.
     """
     if isinstance(p, DTensor):
         shared = set(global_ranks(group)) & set(p.device_mesh.mesh.flatten().tolist())
         if len(shared) > 1:
             raise ValueError(
                 f"{name} is a DTensor on ranks {sorted(shared)}, among which it would be averaged: pass the process "
-                "group of its replicas, such as mesh.get_group('dp')"
+                "group of its replicas, such as mesh.get_group('dp'), or their mesh, such as mesh['dp']"
             )

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch._utils import _get_device_index as device_index
 from torch.autograd.graph import _engine_run_backward
 from torch.distributed import device_mesh
+from torch.distributed._composable.contract import REGISTRY_KEY
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
@@ -38,6 +39,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     is_traceable_wrapper_subclass,
@@ -49,6 +51,7 @@ __all__ = [
     "ASKED_BY_STATE_DICT_FUNCTIONS",
     "AnyBatchNorm",
     "AnyDropout",
+    "ClosedToTorch",
     "DisableTorchFunctionSubclass",
     "FakeTensor",
     "FakeTensorMode",
@@ -60,11 +63,13 @@ __all__ = [
     "TensorProperties",
     "TorchDispatchMode",
     "accumulates_in",
+    "active_ddp",
     "at_end_of_backward",
     "backend_of",
     "base_of",
     "base_store_of",
     "chunk_cat",
+    "close_to_torchs_wrappers",
     "current_backward",
     "current_mesh",
     "device_index",
@@ -79,6 +84,7 @@ __all__ = [
     "hooks_of",
     "identity",
     "in_backward",
+    "is_in_torchs_fsdp",
     "is_traceable_wrapper_subclass",
     "is_traceable_wrapper_subclass_type",
     "join_meshes",
@@ -199,6 +205,36 @@ def pass_on_hooks(source: Tensor, target: Tensor) -> None:
 def steps_in_backward(param: Tensor) -> bool:
     """True if an optimizer steps as soon as it has its gradient (`_apply_optimizer_in_backward`)."""
     return hasattr(param, "_in_backward_optimizers")
+
+
+# Wrappers of torch's
+
+
+class ClosedToTorch(dict[str, Any]):
+    """Of the torch.distributed functions applied to a module; raises an error when a wrapper looks for itself."""
+
+    why = ""
+
+    def __contains__(self, name: object) -> bool:
+        if name in ("fully_shard", "replicate"):
+            raise RuntimeError(self.why)
+        return super().__contains__(name)
+
+
+def close_to_torchs_wrappers(module: torch.nn.Module, why: str) -> None:
+    """Let torch's FSDP, `fully_shard` and `replicate` raise RuntimeError when they are to take this module."""
+    closed = module.__dict__[REGISTRY_KEY] = ClosedToTorch(module.__dict__.get(REGISTRY_KEY, ()))
+    closed.why = why
+
+
+def is_in_torchs_fsdp(module: torch.nn.Module) -> bool:
+    """True if torch's FSDP or `fully_shard` has the module's parameters."""
+    return "_is_fsdp_managed_module" in module.__dict__
+
+
+def active_ddp() -> Any:
+    """torch's DistributedDataParallel whose forward is running; None if there is none."""
+    return DistributedDataParallel._active_ddp_module
 
 
 # Tensors and operators

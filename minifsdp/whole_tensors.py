@@ -32,7 +32,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from minifsdp.local_parts import cuts_of
+from minifsdp.comm import Group
+from minifsdp.local_parts import check_replicated, cuts_of
 from minifsdp.optimizer_steps import before_every_step, parameters_of
 from minifsdp.private import TorchDispatchMode
 
@@ -59,6 +60,16 @@ def note_flat(params: Iterable[nn.Parameter], ranks: int) -> None:
 
 def is_flat(p: Tensor) -> bool:
     return p in _flat
+
+
+def check_whole(p: Tensor, name: str, group: Group) -> None:
+    """
+    Raises:
+        ValueError: a parameter is sharded over ranks of the group, as a DTensor or by FSDP.
+    """
+    check_replicated(p, name, group)
+    if is_flat(p):
+        raise ValueError(f"{name} is a shard of FSDP, so its optimizer state is sharded already: leave out ZeRO")
 
 
 def check_step(optimizer: Optimizer) -> None:

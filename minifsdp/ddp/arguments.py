@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from minifsdp import comm, private, process_groups
 from minifsdp.local_parts import check_replicated
+from minifsdp.nesting import DDP, refuse_nested
 from minifsdp.tree import map_tensors
 
 REFUSED = {
@@ -141,13 +142,25 @@ def check_modules(module: nn.Module) -> None:
             )
 
 
-def check_replicas(module: nn.Module, group: comm.Group) -> None:
+def check_replicas(module: nn.Module, group: comm.Group, ignored: Collection[str]) -> None:
     """
     Raises:
         ValueError: a parameter is sharded over ranks of the group.
     """
     for name, p in module.named_parameters():
-        check_replicated(p, f"parameter {name}", group)
+        if name not in ignored:
+            check_replicated(p, f"parameter {name}", group)
+
+
+def check_still_there(module: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
+    """
+    Raises:
+        ValueError: since construction, another wrapper or tensor parallelism has taken a parameter.
+    """
+    if gone := names.keys() - set(module.parameters()):
+        name = next(name for p, name in names.items() if p in gone)
+        raise ValueError(f"parameter {name} was replaced after DDP had wrapped the module: wrap it with DDP last")
+    refuse_nested(DDP, module, [p for p in module.parameters() if p not in names])
 
 
 def check_optimizers(module: nn.Module) -> None:

@@ -26,6 +26,7 @@ from minifsdp.ddp.sparse import sparse_parameters
 from minifsdp.ddp.static_graph import StaticGraphReducer
 from minifsdp.ddp.sync import broadcast_from, start_from_rank_0, trainable_parameters
 from minifsdp.ddp.unused import UnusedFindingReducer
+from minifsdp.nesting import DDP, refuse_torchs_ddp
 
 
 class DistributedDataParallel(nn.Module):
@@ -132,7 +133,7 @@ class DistributedDataParallel(nn.Module):
         self.device_ids, self.output_device = arguments.check_devices(devices, device_ids, output_device)
         self.dim = dim
         self.process_group = arguments.choose_group(process_group, device_mesh)
-        arguments.check_replicas(module, self.process_group)
+        arguments.check_replicas(module, self.process_group, self.parameters_to_ignore)
         init_buffers, self.forward_sync_buffers = arguments.when_to_sync_buffers(
             broadcast_buffers, forward_sync_buffers
         )
@@ -174,6 +175,8 @@ class DistributedDataParallel(nn.Module):
             self.reducer.before_forward()
         if not self._has_run:
             arguments.check_optimizers(self.module)
+            arguments.check_still_there(self.module, self.reducer.names)
+            refuse_torchs_ddp(DDP, self.reducer.params)
             self._has_run = True
         reduces = torch.is_grad_enabled() and self.require_backward_grad_sync
         syncs_buffers = self.will_sync_module_buffers()

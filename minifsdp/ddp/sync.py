@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
-from minifsdp.local_parts import local_of
+from minifsdp.local_parts import check_replicated, local_of
+from minifsdp.nesting import DDP, refuse_nested
 from minifsdp.private import FakeTensor
 
 
@@ -21,7 +22,9 @@ def trainable_parameters(module: nn.Module, ignored: Collection[str] = ()) -> di
 
     Raises:
         RuntimeError: there is none, or one is not initialized yet (torch's texts).
+        ValueError: another wrapper has one.
     """
+    refuse_nested(DDP, module, [p for name, p in module.named_parameters() if name in ignored])
     named = {name: p for name, p in module.named_parameters() if name not in ignored}
     if any(isinstance(p, nn.UninitializedParameter) for p in named.values()):
         raise RuntimeError(
@@ -46,8 +49,11 @@ def start_from_rank_0(
 
     Raises:
         RuntimeError: as for `check_same_on_all_ranks`, before any value is sent.
+        ValueError: a tensor is sharded over these ranks.
     """
     named = named_tensors(module, buffers, ignored)
+    for name, tensor in named.items():
+        check_replicated(tensor, name, group)
     entries = [describe(name, tensor) for name, tensor in named.items()]
     check_same_on_all_ranks(entries, next(iter(named.values())).device, group)
     for tensor in named.values():

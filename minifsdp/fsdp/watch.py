@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from minifsdp.private import base_of, made_since
+from minifsdp.private import ClosedToTorch, base_of, made_since
 from minifsdp.tree import tensors_in
 
 
@@ -31,6 +31,7 @@ def made_here(output: Any, inputs: Any, nodes: int) -> list[Tensor]:
 
 # Most attributes of modules are of these types, which are no result of an operation.
 _PLAIN = frozenset([bool, int, float, str, tuple, dict, nn.Parameter, *map(type, vars(nn.Module()).values())])
+_PLAIN |= {ClosedToTorch}
 
 
 def left_on(modules: Iterable[nn.Module], nodes: int) -> list[Tensor]:

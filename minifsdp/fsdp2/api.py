@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any, NoReturn
 from weakref import WeakSet
 
 import torch
 from torch import nn
 
-from minifsdp import comm, process_groups
+from minifsdp import comm, nesting, process_groups
 from minifsdp.device import compute_device
 from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.plan import Plan
@@ -26,7 +27,7 @@ from minifsdp.fsdp2.cut import Cut
 from minifsdp.fsdp2.hooks import State, has_state
 from minifsdp.fsdp2.module import FSDPModule
 from minifsdp.fsdp2.unit import ParamUnit
-from minifsdp.local_parts import refuse_replaced, replaced
+from minifsdp.local_parts import check_replicated, refuse_replaced, replaced
 from minifsdp.optimizer_steps import before_every_step
 from minifsdp.uncompiled import stay_out_of_graphs
 from minifsdp.whole_tensors import check_step
@@ -100,24 +101,28 @@ def fully_shard(
 
     Raises:
         RuntimeError: an optimizer of a parameter is to step in backward.
-        ValueError: a module, or a parameter of it, was sharded before; a module has no forward; a parameter is a
-            scalar; or the mesh has 3 dimensions.
+        ValueError: a module, or a parameter of it, was sharded before, or is in another wrapper; a module has no
+            forward; a parameter is a scalar; or the mesh has 3 dimensions.
         NotImplementedError: a parameter is not contiguous, or is split unevenly along a dimension other than 0.
     """
     stay_out_of_graphs()
     before_every_step(check_step)
     modules: list[nn.Module] = list(dict.fromkeys(module)) if isinstance(module, list | tuple) else [module]
     _check(modules)
+    for each in modules:
+        nesting.refuse_nested(nesting.FSDP2, each, ignored_params or ())
     group = comm.world()
     params = _params_of(modules, ignored_params or ())
     device = compute_device(None, params, group)
     mesh = mesh if mesh is not None else dtensors.default_mesh(device, group)
     _check_mesh(mesh)
-    _move(modules, params, device)
     inside = process_groups.mesh_group(mesh, mesh.ndim - 1)
     across = process_groups.mesh_group(mesh, 0) if mesh.ndim == 2 else None
     offload = type(offload_policy).__name__ == "CPUOffloadPolicy"
     pin = offload and offload_policy.pin_memory
+    for group, (p, places) in product([inside, across] if across is not None else [inside], params.items()):
+        check_replicated(p, places[0].name, group)
+    _move(modules, params, device)
     plan = Plan(inside, across, mp_policy.param_dtype, mp_policy.reduce_dtype, offload=offload, pin=pin)
     smaller = _smaller(reshard_after_forward, mesh)
     if reshard_after_forward == 1 and not isinstance(reshard_after_forward, bool):
@@ -132,6 +137,7 @@ def fully_shard(
         before_every_step(check_not_stale)
         _units.add(unit)
         unit.policy = mp_policy
+    nesting.keep((place.module for places in params.values() for place in places), nesting.FSDP2)
     State(modules, unit, mp_policy, reshard_after_forward is None, device)
     for each in modules:
         each.__class__ = _sharded(type(each))  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from minifsdp.fsdp.unit import SHARDED, Unit
 from minifsdp.fsdp2.held import Held, Recorded
 from minifsdp.fsdp2.prefetch import ListedHost, ListedPrefetch
 from minifsdp.fsdp2.unit import ParamUnit
+from minifsdp.nesting import FSDP2, refuse_torchs_ddp
 from minifsdp.tree import map_tensors
 
 _KEY = "_minifsdp_state"
@@ -94,6 +95,7 @@ class State:
                     else "it belongs to another model, which has run; a sharded module can be in one model only"
                 )
                 raise RuntimeError(f"FSDP state has already been lazily initialized for {name}: {why}")
+        refuse_torchs_ddp(FSDP2, (p for unit in units_of(states) for p in unit.shards))
         if self.decides and self.unit is not None:
             self.unit.reshard_after_forward = False
         self.gathers, reductions = self.keeper(), self.keeper()

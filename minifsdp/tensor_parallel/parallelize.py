@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from minifsdp import private
 from minifsdp.draws import draw_whole
 from minifsdp.local_parts import replaced, sharers
+from minifsdp.nesting import TENSOR_PARALLEL, refuse_nested
 from minifsdp.optimizer_steps import before_every_step
 from minifsdp.order import check_labelled_calls
 from minifsdp.tensor_parallel.layer import LayerStyle
@@ -42,9 +43,10 @@ def parallelize_module(
         src_data_rank: the rank of the mesh whose values all ranks receive; None: each rank keeps its own values.
 
     Raises:
-        ValueError: the mesh has several dimensions or lacks this rank; a style does not fit. In the first forward: a
-            model takes apart the output of a `ColwiseParallel` without `parts`. In backward: a parameter is tied to
-            one that is parallel, and neither has another call parallelized it nor is it tied again by hand.
+        ValueError: the mesh has several dimensions or lacks this rank; a style does not fit; a layer is in a wrapper.
+            In the first forward: a model takes apart the output of a `ColwiseParallel` without `parts`. In backward: a
+            parameter is tied to one that is parallel, and neither has another call parallelized it nor is it tied again
+            by hand.
         TypeError: the plan is neither a style nor a dict of styles.
     """
     check_labelled_calls()
@@ -61,6 +63,8 @@ def parallelize_module(
     stay_out_of_graphs()
     before_every_step(check_step)
     draw_whole(mesh)
+    if isinstance(parallelize_plan, LayerStyle):
+        refuse_nested(TENSOR_PARALLEL, module)
     if isinstance(parallelize_plan, ParallelStyle):
         parallelize_plan.src_data_rank = src_data_rank
         return parallelize_plan._apply(module, mesh)

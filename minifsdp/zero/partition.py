@@ -16,8 +16,8 @@ from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.early_steps import refuse_early_steps
 from minifsdp.ddp.sync import broadcast_from_rank_0, check_same_on_all_ranks, check_same_order, describe
 from minifsdp.ddp.unused import used_on_any_rank
-from minifsdp.local_parts import check_replicated, groups_of
-from minifsdp.whole_tensors import check_flat
+from minifsdp.local_parts import groups_of
+from minifsdp.whole_tensors import check_flat, check_whole
 from minifsdp.zero.bucket import Bucket
 from minifsdp.zero.state import can_share, check_state, cut_state, gather_state, scatter_state
 
@@ -216,7 +216,7 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
             raise ValueError("the parameter groups hold no parameter: pass model.parameters() or groups of them")
         first = next(iter(self._names)).device
         for p, name in self._names.items():
-            check_replicated(p, name, self.process_group)
+            check_whole(p, name, self.process_group)
             if p.layout != torch.strided:
                 raise ValueError(f"{name} is sparse, and flat buffers are dense: leave it to another optimizer")
             where = f"{name} is on {p.device}, the"

@@ -106,6 +106,48 @@ def test_asked_by_state_dict_functions() -> None:
             call()
 
 
+# Wrappers of torch's
+
+
+@check()
+def closed_to_torchs_wrappers() -> None:
+    """Without it torch's wrappers shard what ours has: `Invariant encountered: value was None`, or a wrong loss."""
+    from torch.distributed._composable import checkpoint, replicate
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    private.close_to_torchs_wrappers(model[0], "ours")
+    for wrap in (fully_shard, lambda module: FullyShardedDataParallel(module, device_id=torch.device("cpu"))):
+        with pytest.raises(RuntimeError, match="ours"):
+            wrap(model)
+    for wrap in (fully_shard, replicate):
+        with pytest.raises(RuntimeError, match="ours"):
+            wrap(model[0])
+    checkpoint(model[0])
+
+
+@check()
+def known_torchs_wrappers() -> None:
+    """Without it ours shard and average what torch's have, in silence."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    cpu = torch.device("cpu")
+    for wrap in (fully_shard, lambda module: FullyShardedDataParallel(module, device_id=cpu)):
+        model = nn.Sequential(nn.Linear(2, 2))
+        assert not private.is_in_torchs_fsdp(model[0])
+        wrap(model)
+        assert private.is_in_torchs_fsdp(model[0])
+
+    class Asks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            assert private.active_ddp() is ddp
+            return super().forward(x)
+
+    ddp = nn.parallel.DistributedDataParallel(Asks(2, 2))
+    ddp(torch.ones(1, 2))
+    assert private.active_ddp() is None
+
+
 # Autograd
 
 
@@ -558,6 +600,8 @@ def tensor_of_shards() -> None:
 TOGETHER = dict.fromkeys(
     ("Shard", "ShardMetadata", "ShardedTensor", "ShardedTensorMetadata", "TensorProperties"), "tensor_of_shards"
 ) | {
+    **dict.fromkeys(["ClosedToTorch", "close_to_torchs_wrappers"], "closed_to_torchs_wrappers"),
+    **dict.fromkeys(["is_in_torchs_fsdp", "active_ddp"], "known_torchs_wrappers"),
     "nodes_so_far": "made_since",
     "StridedShard": "join_meshes",
     "spec_of": "with_spec",

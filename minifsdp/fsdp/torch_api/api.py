@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from minifsdp import nesting
 from minifsdp.clip_grad import clip_grad_norm
 from minifsdp.comm import Group
 from minifsdp.from_rank_0 import outline_from_rank_0
@@ -87,7 +88,8 @@ class FullyShardedDataParallel(Wrapped):
         unit: makes a unit of its flat parameter and its plan (units.py): `FlatUnit`, or one of your own.
 
     Raises:
-        ValueError: parameters of one unit differ in dtype, device or `requires_grad`, or one is used in two units.
+        ValueError: parameters of one unit differ in dtype, device or `requires_grad`; or one is used in two units, or
+            is in another wrapper.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class FullyShardedDataParallel(Wrapped):
         stay_out_of_graphs()
         construct.warn_if_never_called(module)
         self._ignored = ignored = find_ignored(module, ignored_modules, ignored_states)
+        nesting.refuse_nested(nesting.FSDP1, module, ignored.params, ignored.modules)
         strategy = ours(ShardingStrategy, sharding_strategy or ShardingStrategy.FULL_SHARD, "sharding_strategy")
         self._groups = groups = find_groups(strategy, process_group, device_mesh, auto_wrap_policy is not None)
         self.process_group, self._device_mesh = groups.shard, groups.mesh
@@ -162,6 +165,7 @@ class FullyShardedDataParallel(Wrapped):
             self.module.register_parameter(FLAT_PARAM, self._unit.contents.shard)
         self._loading = register_load_hooks(self)
         saving.refuse_past_wrapper(self)
+        nesting.keep([self, *(place.module for place in self._places)], nesting.FSDP1)
 
     def _lazy_init(self) -> Engine:
         """The outermost instance that runs first hooks all units to one schedule."""
@@ -169,6 +173,7 @@ class FullyShardedDataParallel(Wrapped):
             instances = self.fsdp_modules(self)
             construct.check_alike(instances)
             units = [instance._unit for instance in instances if instance._unit is not None]
+            nesting.refuse_torchs_ddp(nesting.FSDP1, [p for unit in units for p in unit.shards])
             self._engine = Engine(units, self._make_schedule(units) if units else SyncSchedule(units))
             names = {m: clean_name(name) for name, m in self.named_modules()}
             for instance in instances:
