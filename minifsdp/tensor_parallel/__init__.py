@@ -1,7 +1,7 @@
 """Tensor parallelism: one layer on several ranks, with the names of torch.distributed.tensor.parallel.
 
-Reading order: layouts, parameters, layer, columns, rows, sequence, dropout, loss; then the interface, prepare and
-parallelize; last gpt, which applies all of it to a model.
+Reading order: layouts, parameters, layer, columns, rows, sequence, dropout, loss; then the interface, prepare,
+replicas and parallelize; last gpt, which applies all of it to a model.
 """
 
 from minifsdp.tensor_parallel.columns import ColwiseParallel as ColwiseParallel

@@ -17,8 +17,10 @@ from minifsdp.local_parts import replaced, sharers
 from minifsdp.nesting import TENSOR_PARALLEL, refuse_nested
 from minifsdp.optimizer_steps import before_every_step
 from minifsdp.order import check_labelled_calls
+from minifsdp.process_groups import mesh_group
 from minifsdp.tensor_parallel.layer import LayerStyle
 from minifsdp.tensor_parallel.parameters import names
+from minifsdp.tensor_parallel.replicas import check_replicas, note_parallel
 from minifsdp.uncompiled import stay_out_of_graphs
 from minifsdp.whole_tensors import check_step
 
@@ -62,6 +64,8 @@ def parallelize_module(
         return module
     stay_out_of_graphs()
     before_every_step(check_step)
+    before_every_step(check_replicas)
+    note_parallel(module, mesh_group(mesh, 0))
     draw_whole(mesh)
     if isinstance(parallelize_plan, LayerStyle):
         refuse_nested(TENSOR_PARALLEL, module)

@@ -69,7 +69,8 @@ class Replicated(LayerStyle):
     """A module that computes the same on every rank. Its parameters become DTensors, like all others of the model.
 
     Clipping and optimizers reject a mixture of DTensors and plain parameters. The inputs have to be equal on all ranks:
-    a norm of this rank's heads, [batch, sequence, heads / N, ..], is `SequenceParallel(sequence_dim=2)`.
+    a norm of this rank's heads, [batch, sequence, heads / N, ..], is `SequenceParallel(sequence_dim=2)`. If gradients
+    differ between ranks, an optimizer's first step raises a ValueError (see replicas).
 
     Attributes:
         use_local_output: return a plain tensor, instead of a DTensor.

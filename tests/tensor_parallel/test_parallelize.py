@@ -354,6 +354,72 @@ def a_frozen_or_evaluated_model_records_nothing() -> None:
         assert [call.op for call in log] == ["all_reduce"]
 
 
+class Heads(nn.Module):
+    """A norm of the input, one of each head, and a parameter of no layer between two that are parallel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.head_norm = nn.LayerNorm(6), nn.Linear(6, 12), nn.RMSNorm(3)
+        self.scale, self.down = nn.Parameter(torch.ones(3), requires_grad=False), nn.Linear(12, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.head_norm(self.up(self.norm(x)).unflatten(-1, (-1, 3))) * self.scale
+        y: Tensor = self.down(torch.tanh(heads).flatten(-2))
+        return y
+
+
+SUMMED = SequenceParallel(sequence_dim=2, use_local_output=True)
+OF_HEADS: dict[str, tuple[dict[str, Any], str, bool, str]] = {  # plan, trained parameter, sharded too, what is said
+    "summed": ({"head_norm": SUMMED}, "", False, ""),
+    "summed, all in the plan": ({"head_norm": SUMMED, "norm": Replicated()}, "", False, ""),
+    "summed, FSDP2": ({"head_norm": SUMMED, "norm": Replicated()}, "", True, ""),
+    "replicated": ({"head_norm": Replicated()}, "", False, "error: head_norm.weight:"),
+    "replicated, FSDP2": ({"head_norm": Replicated()}, "", True, "error: head_norm.weight:"),
+    "no style": ({}, "", False, "warning: head_norm.weight:"),
+    "no style, FSDP2": ({}, "", True, "warning: head_norm.weight:"),
+    "no style, an optimizer of its own": ({}, "head_norm", False, "warning: head_norm.weight:"),
+    "no layer": ({"head_norm": SUMMED}, "scale", False, "warning: scale:"),
+}
+
+
+@check(ranks=2, case=OF_HEADS)
+def copies_do_not_part_in_silence(case: tuple[dict[str, Any], str, bool, str]) -> None:
+    more, trained, is_sharded, said = case
+    devices = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    model = Heads()
+    alone = copy.deepcopy(model)
+    parallelize_module(model, devices["tp"], {**PLAN, **more})
+    if is_sharded:
+        fully_shard(model, mesh=devices["dp"])
+    model.scale.requires_grad_(trained == "scale")
+    named = [(name, p) for name, p in model.named_parameters() if trained in name]
+    optimizer = torch.optim.SGD([p for _, p in named][:: 1 - 2 * dist.get_rank()], 0.1)  # in another order on each
+    x = torch.randn(2, 5, 6)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):  # a warning comes once
+            model(x).square().sum().backward()
+            if said.startswith("error"):
+                with pytest.raises(ValueError, match=said.removeprefix("error: ")) as error:
+                    optimizer.step()
+                assert "\n" not in str(error.value)
+                return
+            optimizer.step()
+            optimizer.zero_grad()
+    if said:
+        (warning,) = (str(each.message) for each in caught if "tensor-parallel" in str(each.message))
+        assert warning.startswith(said.removeprefix("warning: "))
+        return
+    assert not caught
+    reference = torch.optim.SGD(alone.parameters(), 0.1)
+    for _ in range(2):
+        alone(x).square().sum().backward()
+        reference.step()
+        reference.zero_grad()
+    for (name, p), q in zip(named, alone.parameters(), strict=True):
+        torch.testing.assert_close(p.full_tensor() if isinstance(p, DTensor) else p.data, q.data, msg=name)
+
+
 def refused_plan() -> Any:
     return parallelize_module(MLP(), mesh(), [ColwiseParallel()])
 
