@@ -127,6 +127,10 @@ class Layout:
 
     def part(self, index: int, whole: Tensor, rank: int) -> Tensor:
         """The part of parameter `index`, a tensor of its shape, that is in `rank`'s shard."""
+        return self.within(index, self.flattened(index, whole), rank)
+
+    def within(self, index: int, values: Tensor, rank: int) -> Tensor:
+        """The same part of its values [numel] as they lie in a buffer."""
         low, high = self.bounds(index, rank)
         start = max(rank * (self.padded // self.ranks) - self.offsets[index], 0)
-        return self.flattened(index, whole)[start : start + high - low]
+        return values[start : start + high - low]

@@ -40,7 +40,10 @@ class Absent(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__ in cls.harmless:
-            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+            result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+            if isinstance(result, cls):  # of `detach` or `data`
+                result.unit, result.parameter = args[0].unit, args[0].parameter
+            return result
         absent = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))
         if func is torch.Tensor.to and absent is not args[0]:
             return args[0].to(absent.device, absent.dtype)

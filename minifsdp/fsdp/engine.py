@@ -80,6 +80,7 @@ class Engine:
             self._refresh(unit_pass)  # before the gathers are told to wait for what has been written to the shards
         self.schedule.begin_forward()
         for unit in self.passes:
+            unit.view.run(True)
             unit.lingers &= unit in self.accumulating
             if unit.state is not SHARDED and unit.is_stale:
                 self.schedule.free(unit)
@@ -144,7 +145,7 @@ class Engine:
         """The outermost forward ends, or has raised."""
         self.forward_runs = False
         for unit in self.passes:
-            unit.view.take_back()
+            unit.view.run(False)
         if not torch.is_grad_enabled():
             self.schedule.end_forward()
 
@@ -177,9 +178,8 @@ class Engine:
             self._pre_backward(unit_pass, call, gradient)
 
     def _begin(self, unit_pass: UnitPass) -> None:
-        unit_pass.in_backward = True
+        unit_pass.in_backward, unit_pass.unit.lingers = True, False
         unit_pass.owes = bool(unit_pass.trained)
-        unit_pass.unit.lingers = False
         self.schedule.pre_backward(unit_pass.unit)
 
     def _on_gradient(self, here: weakref.ref[UnitPass], index: int, leaf: Tensor) -> None:

@@ -11,10 +11,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from minifsdp import device
 from minifsdp.flat_param import FlatParameter, Place
@@ -76,11 +77,14 @@ class View:
         for attributes, _, sharded in self._users:
             attributes.update(sharded)
 
+    def run(self, is_running: bool) -> None:
+        """The outermost forward begins, or has ended, or raised: in between, reading sharded parameters is refused."""
+
     def lend(self) -> None:
         """The wrapped module's forward begins: what `parameters()` of it yields may be the leaves until `take_back`."""
 
     def take_back(self) -> None:
-        """That forward has ended, or raised; of a unit that stays whole the outermost one. Perhaps without `lend`."""
+        """That forward has ended, or raised. Perhaps without `lend`."""
 
     def take_accumulated(self) -> None:
         """A backward begins: forget what is not there any longer of an unsharded gradient that was shown."""
@@ -142,13 +146,13 @@ class FlatView(View):
         """Add a mean gradient [P / N] to `.grad` of the shards; its memory is given away.
 
         First come the shards' own hooks: autograd, which would call them, reaches the leaves only. They get the mean,
-        as this rank has it. (Torch calls those of a flat parameter with the rank's own gradient, which is not reduced
-        yet, and those of original parameters never.)
+        as this rank has it, that of an original parameter in its shape. (Torch calls those of a flat parameter with the
+        rank's own gradient, which is not reduced yet, and those of original parameters never.)
         """
         kept = False
-        for p, part in zip(self.shards, self.slices(mean), strict=True):
+        for index, (p, part) in enumerate(zip(self.shards, self.slices(mean), strict=True)):
             if p.requires_grad and hooks_of(p):
-                call_hooks(p, part)
+                self._call_hooks(index, part)
             if not (p.requires_grad and p.numel()):
                 continue
             if p.grad is None:
@@ -158,6 +162,9 @@ class FlatView(View):
             self._delivered.append(p)
         if not kept:
             device.free(mean)
+
+    def _call_hooks(self, index: int, part: Tensor) -> None:
+        call_hooks(self.shards[index], part, f"the flat parameter of {self.places[0][0].name}")
 
     # Between a backward inside `no_sync` and the next backward, the unsharded gradient [P] is the `.grad` of a shard
     # [P / N]. `zero_grad` drops it as any other; a step with it is refused. The mean of earlier backwards is put aside
@@ -193,22 +200,38 @@ class FlatView(View):
 
 
 @torch.no_grad()
-def call_hooks(p: nn.Parameter, gradient: Tensor) -> None:
+def call_hooks(p: nn.Parameter, gradient: Tensor, name: str) -> None:
     """Call the hooks of `register_hook` on a gradient on its way to `p`; they may change it, or be removed.
 
     Raises:
-        RuntimeError: one returns something other than a gradient of this kind.
+        RuntimeError: one returns something other than a gradient of this kind, or does with a DTensor what torch's
+            operators do not.
     """
     for hook in [*hooks_of(p).values()]:
-        changed = hook(gradient)
+        try:
+            changed = hook(gradient)
+        except (RuntimeError, NotImplementedError) as error:
+            if isinstance(gradient, DTensor):
+                _explain(error, gradient, name)
+            raise
         if changed is None:
             continue
         if not isinstance(changed, type(gradient)) or changed.shape != gradient.shape:
             raise RuntimeError(
-                f"a hook of register_hook got a {type(gradient).__name__} {tuple(gradient.shape)} and returned a "
-                f"{type(changed).__name__} {tuple(changed.shape)}: return one of the same type and shape"
+                f"a hook of register_hook on {name} got a {type(gradient).__name__} {tuple(gradient.shape)} and "
+                f"returned a {type(changed).__name__} {tuple(changed.shape)}: return one of the same type and shape"
             )
         gradient.copy_(changed)
+
+
+def _explain(error: Exception, gradient: DTensor, name: str) -> NoReturn:
+    """DTensors cannot be written to by index, nor computed with together with plain tensors."""
+    reason = str(error).partition("\n")[0].rstrip(".!")
+    raise RuntimeError(
+        f"a hook of register_hook on {name} raised {type(error).__name__} ({reason}): its gradient is a DTensor "
+        f"{tuple(gradient.shape)}. Instead of g[:5] = 0, return g * mask, where mask is a whole tensor as a DTensor, "
+        "distribute_tensor(mask, g.device_mesh, g.placements)"
+    ) from error
 
 
 def call_post_hooks(shards: Iterable[nn.Parameter]) -> None:

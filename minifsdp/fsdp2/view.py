@@ -106,7 +106,7 @@ class InPlaceView(View):
         for index, part in parts:
             p = self.shards[index]
             if hooks_of(p):
-                call_hooks(p, dtensors.like(part, p))
+                call_hooks(p, dtensors.like(part, p), self.places[index][0].name)
             if p.grad is None:
                 p.grad = dtensors.like(part if part.numel() else empty(part), p)
             else:

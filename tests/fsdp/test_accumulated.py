@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -167,13 +168,37 @@ def hooks_that_would_be_lost_are_refused() -> None:
         Fsdp(module[2])
 
 
+def first_rows(gradient: Tensor) -> None:
+    gradient[:2] = 0
+
+
+HOOKS: dict[str, Callable[[Tensor], Tensor | None]] = {
+    "rows in place": first_rows,
+    "rows of a copy": lambda gradient: torch.cat([torch.zeros_like(gradient[:2]), gradient[2:]]),
+    "a mask of its shape": lambda gradient: gradient * (torch.arange(gradient.numel()) % 3 > 0).view_as(gradient),
+    "each element": lambda gradient: gradient.clamp(-0.1, 0.1),
+}
+
+
+@check(kind=KINDS, hook=HOOKS)
+def a_hook_of_an_original_parameter_has_its_shape(kind: dict[str, Any], hook: Any) -> None:
+    model, expected = wrapped(True, **kind), wrapped(True, **kind)
+    backward(expected, 1)
+    for p in model.parameters():
+        p.register_hook(hook)
+    backward(model, 1)
+    with Fsdp.summon_full_params(model, with_grads=True), Fsdp.summon_full_params(expected, with_grads=True):
+        for p, q in zip(model.parameters(), expected.parameters(), strict=True):
+            changed = hook(q.grad)
+            torch.testing.assert_close(p.grad, q.grad if changed is None else changed)
+
+
 @check()
 def a_hook_that_returns_another_shape_is_refused() -> None:
-    """Such as one that expects whole gradients: it gets a slice of the mean."""
     model = wrapped(orig=True)
     model.module[2].weight.register_hook(lambda gradient: gradient.sum())
     with pytest.raises(
-        RuntimeError, match=r"^a hook of register_hook got a Tensor \(\d+,\) and returned a Tensor \(\)"
+        RuntimeError, match=r"^a hook of register_hook on .*weight got a Tensor \(\d+, \d+\) and returned a Tensor \(\)"
     ):
         backward(model, 1)
 

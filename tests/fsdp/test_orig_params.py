@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -82,6 +83,45 @@ def assert_same(model: Any, expected: nn.Module) -> None:
     for name, value in expected.state_dict().items():
         assert state[name].dtype == value.dtype, name
         torch.testing.assert_close(state[name], value, msg=lambda text, name=name: f"{name}: {text}")
+
+
+# Read by another unit
+
+READ: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "one element": lambda other, x: x * other.gain,  # a slice broadcasts, or is empty
+    "detached": lambda other, x: x * other.gain.detach(),
+    "data": lambda other, x: x + other.gain.data,
+    "a matrix": lambda other, x: torch.nn.functional.linear(x, other.weight),
+    "a sum": lambda other, x: x + other.weight.square().sum(),
+}
+
+
+class Reader(nn.Module):
+    """Uses a parameter of its second layer after the first, or after both."""
+
+    def __init__(self, read: Any, when: str) -> None:
+        super().__init__()
+        self.first, self.block, self.read, self.when = nn.Linear(WIDTH, WIDTH), Block(), read, when
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        assert self.block.weight.shape == (WIDTH, WIDTH)  # harmless
+        return self.block(self.read(self.block, x)) if self.when == "before" else self.read(self.block, self.block(x))
+
+
+@check(orig=(False, True), when=("before", "after"), read=READ)
+def a_parameter_of_a_sharded_unit_is_read_by_no_other(orig: bool, when: str, read: Any) -> None:
+    model: Any = Fsdp(Reader(read, when), use_orig_params=orig, auto_wrap_policy=ModuleWrapPolicy({Block}))
+    for _ in range(2):
+        with pytest.raises(
+            RuntimeError, match=r"needs (gain|weight) of the FSDP unit block .* is sharded"
+        ):
+            model(torch.randn(2, WIDTH))
+        if orig:  # slices between forwards, as torch has them
+            assert type(model.block.weight) is nn.Parameter
+            assert model.block.weight.ndim == 1
+        with Fsdp.summon_full_params(model):
+            assert model.block.weight.shape == (WIDTH, WIDTH)
 
 
 # Both modes

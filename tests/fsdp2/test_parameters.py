@@ -11,7 +11,7 @@ from beside_torch import ours, whole
 from on_ranks import Checks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from minifsdp import comm
 
@@ -314,6 +314,37 @@ def a_hook_may_remove_itself_and_has_to_return_a_gradient() -> None:
         RuntimeError, match=r"got a DTensor \(8, 8\) and returned a Tensor \(8, 8\): return one of the same"
     ):
         model(rows()).sum().backward()
+
+
+def first_rows(gradient: Tensor) -> None:
+    gradient[:2] = 0
+
+
+DTENSOR_HOOKS = {
+    "rows": first_rows,
+    "rows by numbers": lambda g: g.index_put((torch.tensor([0, 2]),), torch.zeros(())),
+    "a plain mask": lambda g: g * torch.ones(8, 1),
+}
+
+
+@check(hook=DTENSOR_HOOKS)
+def what_a_hook_cannot_do_with_a_dtensor_has_a_name_and_a_cure(hook: Any) -> None:
+    model = ours.fully_shard(nn.Linear(8, 8))
+    model.weight.register_hook(hook)
+    with pytest.raises(RuntimeError, match=r"a hook of register_hook on weight raised .*return g \* mask") as error:
+        model(rows()).sum().backward()
+    assert "\n" not in str(error.value)
+
+
+@check()
+def a_mask_that_is_a_dtensor_freezes_rows() -> None:
+    model, alone = ours.fully_shard(nn.Linear(8, 8)), nn.Linear(8, 8)
+    mask = torch.ones(8, 1).index_fill_(0, torch.tensor([0, 5]), 0)
+    cut = distribute_tensor(mask, model.weight.device_mesh, model.weight.placements)
+    model.weight.register_hook(lambda g: g * cut)
+    model(rows(0)).sum().backward()
+    alone(rows(0)).sum().backward()
+    torch.testing.assert_close(model.weight.grad.full_tensor(), alone.weight.grad * mask)
 
 
 @check(when=("before", "after"))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from minifsdp.flat_param import FlatParameter
 from minifsdp.fsdp.absent import Owner, sharded_error
 from minifsdp.fsdp.gradient import Gradient
-from minifsdp.fsdp.view import FlatView
+from minifsdp.fsdp.view import FlatView, call_hooks
 
 _GUARD: Any = "fsdp: sharded"
 
@@ -27,7 +27,8 @@ class OriginalParams(FlatView):
     While the unit is sharded they are slices of the shard and attributes of their modules as ever; in forward and
     backward the leaves hide them. Their modules then refuse to run: torch's layers would fail on 1-D slices in words of
     their own ("weight must be 2-D"), or, where a slice happens to fit, compute nonsense. The hook that refuses is there
-    only while the unit is sharded: a whole one pays nothing.
+    only while the unit is sharded: a whole one pays nothing. Another unit's forward may read a parameter without a call
+    of its module, and a slice of one element fits everywhere: while the model's forward runs, stand-ins hide slices.
 
     Args:
         flat: the flat parameter.
@@ -37,7 +38,7 @@ class OriginalParams(FlatView):
     def __init__(self, flat: FlatParameter, guarded: bool = True) -> None:
         super().__init__(flat)
         self._guarded = guarded
-        self._is_lent = self._is_shown = False
+        self._is_lent = self._is_shown = self._is_running = False
 
     def attach(self, unit: Owner) -> None:
         modules = {place.module: None for users in self.places for place in users} if self._guarded else {}
@@ -62,23 +63,35 @@ class OriginalParams(FlatView):
     def _put_up(self) -> None:
         for hooks, guard in self._guards:
             hooks[_GUARD] = guard
+        if self._is_running and self._guarded:
+            for attributes, _, absent in self._users:
+                attributes.update(absent)
 
     def _take_down(self) -> None:
         for hooks, _ in self._guards:
             hooks.pop(_GUARD, None)
+        for attributes, _, absent in self._users:
+            for attribute in absent:
+                attributes.pop(attribute, None)
+
+    def run(self, is_running: bool) -> None:
+        self._is_running = is_running
+        if not is_running:
+            self.take_back()
+        if not (self._is_shown or self.is_exposed):
+            self._take_down()
+            self._put_up()
 
     # Modules
 
     def show(self) -> None:
+        self._take_down()
         super().show()
         self._is_shown = True
-        self._take_down()
 
     def hide(self) -> None:
-        for attributes, _, absent in self._users:
-            for attribute in absent:
-                attributes.pop(attribute, None)
         self._is_shown = False
+        self._take_down()
         self._put_up()
 
     def lend(self) -> None:
@@ -119,6 +132,17 @@ class OriginalParams(FlatView):
         if self.flat.layout.ranks == 1:
             return [self.flat.layout.shaped(index, part) for index, part in enumerate(slices)]
         return slices
+
+    def _call_hooks(self, index: int, part: Tensor) -> None:
+        """A hook may zero rows by their numbers, so its gradient has the parameter's shape, 0 where others have it."""
+        p, layout, name = self.shards[index], self.flat.layout, self.places[index][0].name
+        if layout.ranks == 1:
+            call_hooks(p, part, name)
+            return
+        whole = part.new_zeros(layout.numels[index])
+        mine = layout.within(index, whole, self.flat.rank).copy_(part)
+        call_hooks(p, layout.shaped(index, whole), name)
+        part.copy_(mine)
 
     def refresh(self) -> None:
         """Take over parameters whose `.data` a user has replaced, or that are other objects than they were.
