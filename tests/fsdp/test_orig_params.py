@@ -113,9 +113,7 @@ class Reader(nn.Module):
 def a_parameter_of_a_sharded_unit_is_read_by_no_other(orig: bool, when: str, read: Any) -> None:
     model: Any = Fsdp(Reader(read, when), use_orig_params=orig, auto_wrap_policy=ModuleWrapPolicy({Block}))
     for _ in range(2):
-        with pytest.raises(
-            RuntimeError, match=r"needs (gain|weight) of the FSDP unit block .* is sharded"
-        ):
+        with pytest.raises(RuntimeError, match=r"needs (gain|weight) of the FSDP unit block .* is sharded"):
             model(torch.randn(2, WIDTH))
         if orig:  # slices between forwards, as torch has them
             assert type(model.block.weight) is nn.Parameter
