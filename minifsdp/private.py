@@ -15,6 +15,8 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -32,6 +34,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.remote_device import _remote_device as remote_device
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -211,14 +214,23 @@ def steps_in_backward(param: Tensor) -> bool:
 
 
 class ClosedToTorch(dict[str, Any]):
-    """Of the torch.distributed functions applied to a module; raises an error when a wrapper looks for itself."""
+    """Of the torch.distributed functions applied to a module; raises an error when a wrapper looks for itself.
+
+    State dicts look as well, and may go on.
+    """
 
     why = ""
 
     def __contains__(self, name: object) -> bool:
-        if name in ("fully_shard", "replicate"):
+        if name == "fully_shard" or (name == "replicate" and any(map(_wraps, walk_stack(None)))):
             raise RuntimeError(self.why)
         return super().__contains__(name)
+
+
+def _wraps(call: tuple[FrameType, int]) -> bool:
+    """True if a call is the construction of a wrapper of torch's."""
+    code, module = call[0].f_code.co_name, call[0].f_globals.get("__name__", "")
+    return (code, module) == ("__init__", FullyShardedDataParallel.__module__) or code in ("fully_shard", "replicate")
 
 
 def close_to_torchs_wrappers(module: torch.nn.Module, why: str) -> None:

@@ -113,6 +113,7 @@ def test_asked_by_state_dict_functions() -> None:
 def closed_to_torchs_wrappers() -> None:
     """Without it torch's wrappers shard what ours has: `Invariant encountered: value was None`, or a wrong loss."""
     from torch.distributed._composable import checkpoint, replicate
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -124,6 +125,7 @@ def closed_to_torchs_wrappers() -> None:
         with pytest.raises(RuntimeError, match="ours"):
             wrap(model[0])
     checkpoint(model[0])
+    assert len(get_model_state_dict(model)) == 4
 
 
 @check()
