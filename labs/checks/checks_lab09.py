@@ -1,5 +1,6 @@
 """The checks of lab 09."""
 
+import weakref
 from collections import defaultdict
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 from minifsdp.fsdp.engine import Engine
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
 
 @contextmanager
@@ -59,6 +60,7 @@ class Gathered(NamedTuple):
     shard: torch.Tensor
     peak: int
     copies: list[bool]  # of each copy into `full`, whether the host goes on at once
+    later: list[torch.Tensor]  # what a second call leaves in `full`, and a third in one of fp16, with other shards
 
 
 class Copies(TorchDispatchMode):
@@ -100,10 +102,18 @@ def observe_gather(answer, seed, size):
     returned, order = type(handle).__name__, list(seen)
     if handle is not None:
         handle.wait()
+    of_first, first, later = (groups[:], begins[:], issued[:]), full.clone(), []
+    with patch.object(comm, "all_gather", spy):
+        for buffer in (full, device.empty(size * group.size(), FP16, "unsharded", where).fill_(torch.nan)):
+            handle = answer(buffer, 1000.5 * shard, group)
+            if handle is not None:
+                handle.wait()
+            later.append(buffer.cpu())
+    (groups, begins, issued), full = of_first, first
     comm.all_reduce(torch.zeros(1, device=where), group).wait()
     calls = [(c.op, c.payload) for c in calls]
     casts = copies.non_blocking[: issued[0]] if issued else []
-    return Gathered(returned, calls, order, groups, begins, full.cpu(), shard.cpu(), peak, casts)
+    return Gathered(returned, calls, order, groups, begins, full.cpu(), shard.cpu(), peak, casts, later)
 
 
 @check("9.1")
@@ -189,6 +199,11 @@ def check_gather_low(answer, variant):
             rank=rank,
             slip="`non_blocking=True`: the host queues the copy and goes on, the gather is queued behind it",
         )
+        again = torch.cat([1000.5 * shard for shard in shards])
+        slip = "the optimizer has changed the shard since the last call: cast it for every gather"
+        expect("`full` after a second gather", found.later[0], again.to(BF16), rank=rank, slip=slip, tolerance=0.0)
+        slip = "bf16 is one dtype of several, and has fewer digits than fp16: cast once, to the dtype of `full`"
+        expect("`full` in fp16", found.later[1], again.to(FP16), rank=rank, slip=slip, tolerance=0.0)
 
 
 # 9.2 The mean into the shard's gradient
@@ -198,10 +213,12 @@ def check_gather_low(answer, variant):
 def check_deliver(answer, variant):
     """Cast to the shard's dtype and added there; no memory but the shard's gradient."""
     size = variant.size
-    for dtype in (BF16, FP16, FP32):
-        means = [numbers(variant.seed + 1, size).to(dtype), 0.003 * numbers(variant.seed + 2, size).to(dtype)]
+    pairs = [(BF16, FP32), (FP16, FP32), (FP32, FP32), (FP64, FP32), (FP32, FP64), (FP64, FP64), (BF16, FP64)]
+    for dtype, of_shard in pairs:
+        means = [scale * numbers(variant.seed + n, size).to(dtype) / 3 for n, scale in ((1, 1), (2, 0.003), (3, 0.01))]
+        named = str(dtype).removeprefix("torch.") + ", for a shard in float64" * (of_shard is FP64)
         with unzeroed():
-            deliver_two(answer, means, numbers(variant.seed, size), str(dtype).removeprefix("torch."))
+            deliver_three(answer, means, numbers(variant.seed, size).to(of_shard), named)
 
 
 @contextmanager
@@ -212,12 +229,14 @@ def unzeroed():
         yield
 
 
-def deliver_two(answer, means, values, named):
-    first, both = means[0].float(), means[0].float() + means[1].float()
-    low_sum = (means[0] + means[1]).float()
+def deliver_three(answer, means, values, named):
+    dtype, wanted, low_sum = values.dtype, torch.zeros_like(values), torch.zeros_like(means[0])
+    grad_bytes = nbytes(values)
+    tolerance = 1e-7 if dtype is FP32 and means[0].dtype is not FP64 else 1e-14 if dtype is FP64 else 3e-7
     with Ledger() as ledger:
         shard = nn.Parameter(values.clone())
-        for number, (mean, wanted) in enumerate(zip(means, (first, both), strict=True)):
+        for number, mean in enumerate(means):
+            wanted, low_sum = wanted + mean.to(dtype), low_sum + mean
             buffer = device.empty(mean.numel(), mean.dtype, "gradients", mean.device)
             buffer.copy_(mean)
             grad_before = shard.grad
@@ -233,11 +252,11 @@ def deliver_two(answer, means, values, named):
                     ) from error
                 raise
             peak = ledger.peak.total - before
-            what = f"{'second' if number else 'first'} mean in {named}"
+            what = f"{('first', 'second', 'third')[number]} mean in {named}"
             expect(
                 f"dtype of `shard`, {what}",
                 str(shard.dtype),
-                "torch.float32",
+                str(dtype),
                 slip="the optimizer works on fp32: leave the shard alone and cast the gradient",
             )
             expect(f"`shard`, {what}", shard.detach(), values, slip="this is the parameter: add to its `.grad`")
@@ -251,13 +270,16 @@ def deliver_two(answer, means, values, named):
             slips = {}
             if number:
                 slips = {
-                    "the second mean has overwritten the first": means[1].float(),
-                    "the sum was made in the low precision, where small terms are lost: cast first, then add": low_sum,
+                    "the second mean has overwritten the first": mean.to(dtype),
+                    "one of them is missing: a mean is added in every call": wanted - mean.to(dtype),
+                    "the sum was made in the low precision, where small terms are lost: cast first, then add": (
+                        low_sum.to(dtype)
+                    ),
                 }
             got, slip = shard.grad.detach().clone(), None
             if got.isnan().any():
                 slip = "`device.empty` is not zeroed: what is added to it is added to whatever was there"
-            expect(f"`shard.grad`, {what}", got, wanted, slips=slips, slip=slip, tolerance=1e-7)
+            expect(f"`shard.grad`, {what}", got, wanted, slips=slips, slip=slip, tolerance=tolerance)
             if buffer.untyped_storage().data_ptr() != shard.grad.untyped_storage().data_ptr() or not nbytes(buffer):
                 expect(
                     f"bytes behind `mean`, {what}",
@@ -276,14 +298,14 @@ def deliver_two(answer, means, values, named):
             expect(
                 f"bytes of gradients by the ledger, {what}",
                 ledger.live()["gradients"],
-                4 * values.numel(),
+                grad_bytes,
                 slips={unseen: 0},
                 slip="there is a buffer left besides `shard.grad`: free what was added",
             )
             expect(
                 f"bytes allocated meanwhile, {what}",
                 peak,
-                0 if number else 4 * values.numel(),
+                0 if number else grad_bytes,
                 slips={"`mean` became the gradient: its memory is the schedule's, which frees it": 0}
                 if not number
                 else {},
@@ -297,8 +319,8 @@ def deliver_two(answer, means, values, named):
 @check("9.3")
 def check_divisors(answer, variant):
     """fp16 is divided by about the root of N before the sum and by the rest after it; other dtypes after it only."""
-    for ranks in (512, 8, 5, 1, 2, 3, 4, 6, 7, 9, 50, 64, variant.ranks):
-        for dtype in (FP16, BF16, FP32):
+    for ranks in (512, 8, 5, 1, 2, 3, 4, 6, 7, 9, 50, 64, variant.ranks, 100_000):
+        for dtype in (FP16, BF16, FP32, FP64, torch.float8_e5m2):
             wanted = (1, ranks / 1)
             while dtype is FP16 and wanted[0] ** 2 < ranks:
                 wanted = (2 * wanted[0], ranks / (2 * wanted[0]))
@@ -323,6 +345,8 @@ def why_divisors(dtype, ranks, before, after):
         )
     if dtype is FP32 and before != 1:
         return "fp32 has range enough: dividing all P elements first is work for nothing"
+    if dtype is not FP16 and before != 1:
+        return "of all dtypes fp16 alone is divided before the sum"
     if before == 1:
         return "nothing is divided before the sum: N gradients above 65,504 / N overflow in it"
     if before == ranks and ranks > right:
@@ -359,6 +383,8 @@ class Stepped(NamedTuple):
     groups: list[bool]  # whether each was over the given group
     steps: int  # of the optimizer
     homeless: int  # tensors sent that were made without a word on where
+    gradients: torch.Tensor | None  # of the shards afterwards; None: not all have one
+    gained: bool  # the parameter without a gradient has one now
 
 
 class Case(NamedTuple):
@@ -369,6 +395,7 @@ class Case(NamedTuple):
     at: int = 0
     alone: bool = False  # the other ranks have no gradients
     scale: float = 1024.0
+    third: torch.dtype = FP32  # of the third shard
 
 
 FINITE = Case("all finite")
@@ -380,13 +407,16 @@ ALONE = Case("an infinity on the last rank, no gradients on the others", torch.i
 SMALL = Case("all finite, a scale of 0.5", scale=0.5)
 HALVED = Case("an infinity on the last rank, a scale of 1", torch.inf, scale=1.0)
 INFINITE = Case("an infinity on the last rank", torch.inf)
-CASES = (FINITE, INFINITE, LARGE, MINUS, NAN, SECOND, ALONE, SMALL, HALVED)
-STEPS = (FINITE, LARGE, SMALL)
+TINY = Case("an infinity on the last rank, a scale of 2**-20", torch.inf, scale=2**-20)
+DOUBLE = Case("all finite, two of 1e300 in float64 on the last rank", 1e300, 2, third=FP64)
+CASES = (FINITE, INFINITE, LARGE, MINUS, NAN, SECOND, ALONE, SMALL, HALVED, TINY, DOUBLE)
+STEPS = (FINITE, LARGE, SMALL, DOUBLE)
 
 
 def gradients_in(case, rank, ranks, seed, size):
     """Of the three shards of a rank, scaled; None: they have none."""
     gradients = [case.scale * numbers(seed + rank + n, size + n * rank) for n in range(3)]
+    gradients[2] = gradients[2].to(case.third)
     if rank == ranks - 1 and case.value is not None:
         gradients[case.at][size // 2 : size // 2 + 2] = case.value
     return None if case.alone and rank < ranks - 1 else gradients
@@ -396,7 +426,8 @@ def observe_steps(answer, seed, size):
     group, where, found = dist.new_group(), rank_device(), []  # all ranks, and not the world's own group
     all_reduce = comm.all_reduce
     for case in CASES:
-        shards = [nn.Parameter(torch.zeros(size + n * group.rank(), device=where)) for n in range(3)]
+        sizes = [(size + n * group.rank(), dtype) for n, dtype in enumerate((FP32, FP32, case.third))]
+        shards = [nn.Parameter(torch.zeros(numel, device=where, dtype=dtype)) for numel, dtype in sizes]
         unused = nn.Parameter(torch.zeros(2, device=where))
         optimizer = torch.optim.SGD([{"params": [*shards[:2], unused]}, {"params": shards[2:]}], lr=1.0)
         gradients = gradients_in(case, group.rank(), group.size(), seed, size)
@@ -414,9 +445,10 @@ def observe_steps(answer, seed, size):
         with comm.record() as calls, phases() as seen, patch.object(comm, "all_reduce", spy), homes:
             scale = answer(optimizer, case.scale, group)
         moved = torch.cat([shard.detach() for shard in shards]).cpu()
-        found.append(
-            Stepped(scale, moved, sum(c.payload for c in calls), list(seen), sent, groups, len(steps), sum(homeless))
-        )
+        payload, left = sum(c.payload for c in calls), [shard.grad for shard in shards]
+        left = None if any(each is None for each in left) else torch.cat(left).cpu()
+        gained = unused.grad is not None
+        found.append(Stepped(scale, moved, payload, list(seen), sent, groups, len(steps), sum(homeless), left, gained))
         if not calls:  # for those who wait for this rank
             all_reduce(torch.zeros(1, device=where), group, comm.MAX).wait()
         if len(calls) > 1:
@@ -492,12 +524,18 @@ def check_step(case, found, stepped, rank, size):
             [stepped[: -size - 2 * rank], case.scale * stepped[-size - 2 * rank :]]
         ),
     }
+    if case is DOUBLE:
+        slips = {"1e300 is finite in float64: ask for each gradient in its own dtype": 0 * stepped}
     if case is LARGE:
         slips = {"finite numbers have a sum that is not: look at each element": 0 * stepped}
     what = f"{case.what}: parameters after a step of 1.0 times the gradient"
     expect(what, found.values, stepped, rank=rank, slips=slips)
     slip = "nothing has overflowed: the scale stays as it is"
     expect(f"{case.what}: scale", found.scale, case.scale, rank=rank, slip=slip)
+    slip = "the gradients themselves are divided, and stay: Adam's step hardly depends on their size"
+    expect(f"{case.what}: gradients after the step", found.gradients, -stepped, rank=rank, slip=slip)
+    slip = "a parameter without a gradient is not in the step: with zeros, momentum and weight decay would move it"
+    expect(f"{case.what}: a parameter without a gradient has one", found.gained, False, rank=rank, slip=slip)
 
 
 def check_skip(case, found, unmoved, rank, last, last_finite):
@@ -537,6 +575,9 @@ def check_skip(case, found, unmoved, rank, last, last_finite):
         slips={
             "half of 1 is 0.5: whole numbers end in a scale of 0, by which every gradient becomes a NaN": 0.0,
             "skipped, and the next step will overflow again: halve the scale": case.scale,
+            "there is no lower limit here: gradients may be larger than the largest number of fp16": max(
+                0.5, case.scale
+            ),
         },
         slip="half of it, the same on every rank",
     )
@@ -550,9 +591,15 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.first, self.last = nn.Linear(3, 5), nn.Linear(5, 1)
+        self.hidden = []  # weak references to the activations of each forward
 
     def forward(self, x, target, weight):
-        return (weight * (self.last(torch.tanh(self.first(x))) - target)).square().mean()
+        hidden = torch.tanh(self.first(x))
+        self.hidden.append(weakref.ref(hidden))
+        return (weight * (self.last(hidden) - target)).square().mean()
+
+    def alive(self):
+        return sum(each() is not None for each in self.hidden)
 
 
 MICRO = 3
@@ -568,6 +615,8 @@ class Accumulated(NamedTuple):
     twice: list[int]  # reduce-scatters after each backward of one micro-batch given twice
     third: torch.Tensor  # and the gradients then
     left: int  # micro-batches on the list after the first call
+    alive: int  # activations of earlier micro-batches, at most, when a forward begins or a call ends
+    one: tuple[list[int], torch.Tensor]  # the same as `twice` and `third`, of one micro-batch
 
 
 def rows_of(seed, rank):
@@ -580,11 +629,13 @@ def observe_accumulate(answer, seed):
     found = {}
     micro_batches = [tuple(part.to(where) for part in each) for each in rows_of(seed, group.rank())]
     for communicate in (True, False):
-        model = FullyShardedDataParallel(Net(seed).to(where), auto_wrap_policy={nn.Linear})
-        rows, waiting, reduced, contexts = [], [0, 0], [], []
+        net = Net(seed).to(where)
+        model = FullyShardedDataParallel(net, auto_wrap_policy={nn.Linear})
+        rows, waiting, reduced, contexts, alive = [], [0, 0], [], [], []
         no_sync, end = Engine.no_sync, Engine._end_backward
 
-        def before(module, args, rows=rows, waiting=waiting):
+        def before(module, args, rows=rows, waiting=waiting, alive=alive, net=net):
+            alive.append(net.alive())
             rows.append(len(args[0]))
             waiting[0] += 1
             waiting[1] = max(waiting)
@@ -608,21 +659,27 @@ def observe_accumulate(answer, seed):
                 answer(model, given, communicate)
                 log, gradients = [], []
                 log += reduced
-                for turn in range(3):
+                alive.append(net.alive())
+                for turn in range(4):
                     if turn == 1:
                         answer(model, micro_batches, communicate)
                     elif turn == 2:
                         two_calls = rows[:], len(reduced), len(contexts), max([0, *reduced])
                         answer(model, 2 * micro_batches[:1], communicate)
+                    elif turn == 3:
+                        three_calls = len(reduced), max([0, *reduced])
+                        answer(model, micro_batches[:1], communicate)
                     gradients.append(
                         torch.cat(
                             [torch.zeros(p.numel()) if p.grad is None else p.grad.cpu() for p in model.parameters()]
                         )
                     )
         rows, ended_before, entered, issued = two_calls
-        twice = [each - issued for each in reduced[ended_before:]]
+        ended, issued_then = three_calls
+        twice = [each - issued for each in reduced[ended_before:ended]]
+        one = [each - issued_then for each in reduced[ended:]], gradients[3]
         found[communicate] = Accumulated(
-            log, entered // 2, rows, waiting[1], *gradients[:2], twice, gradients[2], len(given)
+            log, entered // 2, rows, waiting[1], *gradients[:2], twice, gradients[2], len(given), max(alive), one
         )
     return found
 
@@ -662,6 +719,8 @@ def check_accumulate(answer, variant):
                     f"rank {rank}, {at}forwards that wait for their backward at once: expected 1, got {found.most}\n"
                     "likely slip: the activations of all micro-batches are alive together: forward and backward in turn"
                 )
+            slip = "`backward()` frees a graph's activations, unless it is asked to retain them"
+            expect(f"{at}activations of earlier micro-batches in memory", found.alive, 0, rank=rank, slip=slip)
             slip = None
             if communicate and found.contexts:
                 slip = "asked to communicate, and some of it ran inside `no_sync`"
@@ -705,6 +764,16 @@ def check_accumulate(answer, variant):
                 rank=rank,
                 tolerance=1e-5,
                 slips={"there are 2 micro-batches now, each counts 1/2": 2 * mean + 2 / MICRO * again},
+            )
+            slip = "one micro-batch is the first and the last: it is reduced, and counts in full"
+            expect(f"{at}reduce-scatters of one micro-batch alone", found.one[0], [2], rank=rank, slip=slip)
+            expect(
+                f"{at}and the gradients of that, added to those before",
+                found.one[1],
+                2 * mean + 2 * again,
+                rank=rank,
+                tolerance=1e-5,
+                slip=slip,
             )
 
 
@@ -779,7 +848,7 @@ class Queues:
 
 
 def on_device(values):
-    return device.empty(len(values), FP32, "gradients", torch.device("cpu")).copy_(values).as_subclass(OnDevice)
+    return device.empty(len(values), values.dtype, "gradients", torch.device("cpu")).copy_(values).as_subclass(OnDevice)
 
 
 @check("9.6")
@@ -830,12 +899,31 @@ def check_offload_gradient(answer, variant):
     shard = nn.Parameter(torch.zeros(size))
     means = [numbers(variant.seed + number, size) for number in (2, 3)]
     with Queues().running():
-        for arrive in [answer(shard, on_device(mean)) for mean in means]:
-            arrive()
+        started = [answer(shard, on_device(mean)) for mean in means]
+        started[0]()
+        slip = "the function that a call returns brings that call's copy: it waits for no other, and adds no other"
+        got = None if shard.grad is None else shard.grad.detach().clone()
+        expect("`shard.grad`, two started, the first has arrived", got, means[0], slip=slip)
+        started[1]()
     slips = {"whether there is a gradient to add to is known when the copy arrives, not when it starts": means[1]}
     slip = "a buffer that is kept holds the gradient of an earlier call: each call has its own copy"
     got = shard.grad.detach().clone()
     expect("`shard.grad`, two started before one arrives", got, sum(means), slips=slips, slip=slip)
+    shard = nn.Parameter(torch.zeros(size, dtype=FP64))
+    means = [numbers(variant.seed + number, size).double() / 3 for number in (4, 5)]
+    with Queues().running():
+        started = [answer(shard, on_device(mean)) for mean in means]
+        try:
+            started[1]()
+            slip = "the function that a call returns brings that call's copy, in whatever order they are called"
+            got = None if shard.grad is None else shard.grad.detach().clone()
+            expect("`shard.grad` in float64, the second has arrived first", got, means[1], slip=slip, tolerance=1e-14)
+            started[0]()
+        except RuntimeError as error:
+            slip = "the gradient has the dtype of `mean`, here float64, which is the shard's: no cast"
+            raise AnswerError(f"a shard in float64: {error}\nlikely slip: {slip}") from error
+    got = shard.grad.detach().clone()
+    expect("`shard.grad` in float64", got, sum(means), slip="something was cast to a narrower dtype", tolerance=1e-14)
 
 
 def explain_start(what, queues):

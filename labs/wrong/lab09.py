@@ -105,6 +105,19 @@ def gather_low(full, shard, group):
     return comm.all_gather(full, full[at : at + shard.numel()], group)
 
 
+wrong("9.1", "cast it for every gather").diff("""
+Casts once into each buffer.
+- mine.copy_(shard, non_blocking=True)
++ if not hasattr(full, "cast"):
++     mine.copy_(shard, non_blocking=True)
++ full.cast = True
+""")
+wrong("9.1", "has fewer digits than fp16").diff("""
+Casts to bf16, and from there to the dtype of the buffer.
+- mine.copy_(shard, non_blocking=True)
++ mine.copy_(shard if full.dtype is torch.bfloat16 else shard.bfloat16(), non_blocking=True)
+""")
+
 # 9.2
 
 wrong("9.2", "a gradient has its parameter's dtype").diff("""
@@ -215,6 +228,19 @@ def deliver(shard, mean):
     device.free(mean)
 
 
+wrong("9.2", "with grad_dtype 'Double'").diff("""
+Makes a buffer of float32 for a shard of float64.
+- shard.grad = device.empty(mean.numel(), shard.dtype, "gradients", mean.device)
++ shard.grad = device.empty(mean.numel(), torch.float32, "gradients", mean.device)
+""")
+wrong("9.2", "a mean is added in every call").diff("""
+Adds to each gradient once.
+- shard.grad.add_(mean)
++ if not hasattr(shard, "added"):
++     shard.grad.add_(mean)
++ shard.added = True
+""")
+
 # 9.3
 
 
@@ -274,6 +300,16 @@ wrong("9.3", "comes first, the rest after the sum").diff("""
 The power of two above the root, also where the root is one.
 - while dtype is torch.float16 and before * before < ranks:
 + while dtype is torch.float16 and before * before <= ranks:
+""")
+wrong("9.3", "of all dtypes fp16 alone").diff("""
+Splits in every dtype that it does not know.
+- while dtype is torch.float16 and before * before < ranks:
++ while dtype not in (torch.bfloat16, torch.float32) and before * before < ranks:
+""")
+wrong("9.3", "on 100000 ranks").diff("""
+Divides by 32 at most, enough for 1,024 ranks.
+- while dtype is torch.float16 and before * before < ranks:
++ while dtype is torch.float16 and before * before < ranks and before < 32:
 """)
 
 # 9.4
@@ -629,6 +665,64 @@ def step_together(optimizer, scale, group):
     return scale
 
 
+wrong("9.4", "there is no lower limit here").diff("""
+Does not let the scale fall below 0.5.
+- params = [p for param_group in optimizer.param_groups for p in param_group["params"]]
++ params = [p for each in optimizer.param_groups for p in each["params"]]
+- return scale / 2
++ return max(0.5, scale / 2)
+""")
+wrong("9.4", "in its own dtype").diff("""
+Looks for what has overflowed in float32, whatever the gradient is in.
+- params = [p for param_group in optimizer.param_groups for p in param_group["params"]]
++ params = [p for each in optimizer.param_groups for p in each["params"]]
+- p.grad.div_(scale)
+- found += (~p.grad.isfinite()).any()
++ found += (~p.grad.float().isfinite()).any()
++ p.grad.div_(scale)
+""")
+
+
+@wrong("9.4", "Adam's step hardly depends on their size")
+def step_together(optimizer, scale, group):
+    """Divides the learning rate, which for plain SGD is the same."""
+    params = [p for each in optimizer.param_groups for p in each["params"]]
+    found = torch.zeros(1, device=params[0].device)
+    for p in params:
+        if p.grad is not None:
+            found += (~p.grad.isfinite()).any()
+    comm.all_reduce(found, group, comm.MAX).wait()
+    if found.item():
+        return scale / 2
+    for each in optimizer.param_groups:
+        each["lr"] /= scale
+    optimizer.step()
+    for each in optimizer.param_groups:
+        each["lr"] *= scale
+    return scale
+
+
+wrong("9.4", "gradients after the step: expected a tensor [21] float32, got None").diff("""
+Drops the gradients after the step.
+- params = [p for param_group in optimizer.param_groups for p in param_group["params"]]
++ params = [p for each in optimizer.param_groups for p in each["params"]]
+- optimizer.step()
++ optimizer.step()
++ optimizer.zero_grad()
+""")
+wrong("9.4", "a parameter without a gradient is not in the step").diff("""
+Gives each parameter a gradient.
+- params = [p for param_group in optimizer.param_groups for p in param_group["params"]]
++ params = [p for each in optimizer.param_groups for p in each["params"]]
+- if p.grad is not None:
+-     p.grad.div_(scale)
+-     found += (~p.grad.isfinite()).any()
++ if p.grad is None:
++     p.grad = torch.zeros_like(p)
++ p.grad.div_(scale)
++ found += (~p.grad.isfinite()).any()
+""")
+
 # 9.5
 
 
@@ -736,6 +830,27 @@ def accumulate(model, micro_batches, communicate):
         with nullcontext() if communicate else model.no_sync():
             (model(*micro_batch) / count).backward()
     (model(*last) / count).backward()
+
+
+@wrong("9.5", "unless it is asked to retain them")
+def accumulate(model, micro_batches, communicate):
+    """Retains every graph, and the losses that hold them."""
+    losses = []
+    for number, micro_batch in enumerate(micro_batches, start=1):
+        with nullcontext() if communicate or number == len(micro_batches) else model.no_sync():
+            losses.append(model(*micro_batch) / len(micro_batches))
+            losses[-1].backward(retain_graph=True)
+
+
+@wrong("9.5", "one micro-batch is the first and the last")
+def accumulate(model, micro_batches, communicate):
+    """Has at least one micro-batch inside no_sync."""
+    inside = max(1, len(micro_batches) - 1)
+    with nullcontext() if communicate else model.no_sync():
+        for micro_batch in micro_batches[:inside]:
+            (model(*micro_batch) / len(micro_batches)).backward()
+    for micro_batch in micro_batches[inside:]:
+        (model(*micro_batch) / len(micro_batches)).backward()
 
 
 # 9.6
@@ -868,4 +983,49 @@ Keeps its first buffer on the host.
 + def arrive():
 -         shard.grad.add_(on_host)
 +         shard.grad.add_(kept.setdefault("buffer", on_host))
+""")
+wrong("9.6", "which is the shard's: no cast").diff("""
+Makes the gradient one of float32.
+- shard.grad = on_host
++ shard.grad = on_host.float()
+""")
+wrong("9.6", "it waits for no other, and adds no other").diff("""
+Lets the first function that is called bring all that was started.
+  device.free(mean)
++ pending = offload_gradient.__dict__.setdefault("pending", [])
++ pending.append((on_host, copied))
+- copied.synchronize()
+- if shard.grad is None:
+-     shard.grad = on_host
+- else:
+-     shard.grad.add_(on_host)
++ for values, event in pending:
++     event.synchronize()
++     if shard.grad is None:
++         shard.grad = values
++     else:
++         shard.grad.add_(values)
++ pending.clear()
+""")
+wrong("9.6", "in whatever order they are called").diff("""
+Brings what was started first, whichever function is called.
+  device.free(mean)
++ pending = offload_gradient.__dict__.setdefault("pending", [])
++ pending.append((on_host, copied))
+- copied.synchronize()
+- if shard.grad is None:
+-     shard.grad = on_host
+- else:
+-     shard.grad.add_(on_host)
++ values, event = pending.pop(0)
++ event.synchronize()
++ if shard.grad is None:
++     shard.grad = values
++ else:
++     shard.grad.add_(values)
+""")
+wrong("9.6", "something was cast to a narrower dtype").diff("""
+Adds in float32.
+- shard.grad.add_(on_host)
++ shard.grad.copy_(shard.grad.float() + on_host.float())
 """)
