@@ -1,5 +1,6 @@
 """The checks of lab 10a."""
 
+from contextlib import contextmanager
 from typing import ClassVar
 from zlib import crc32
 
@@ -69,6 +70,11 @@ def check_by_size(answer, variant):
         expect(f"shall {article(each)} be a unit", ask(each, False, least), False, slip=slip)
         slip = "what is in a container may well be a unit: it has to be looked into"
         expect(f"shall {article(each)} be looked into", ask(each, True, least), True, slip=slip)
+    slip = "the number comes first: with fewer than `least` elements the answer is no, whatever the class"
+    for each in (*attentions, *containers):
+        for recurse, question in ((True, "looked into"), (False, "a unit")):
+            what = f"shall {article(each)} of {least - 1} elements be {question}, `least` is {least}"
+            expect(what, ask(each, recurse, least - 1), False, slip=slip)
     slip = "it is called like any other module: of the containers only `nn.ModuleList` and `nn.ModuleDict` are spared"
     expect("shall an nn.Sequential be a unit", ask(nn.Sequential(), False, least), True, slip=slip)
 
@@ -111,7 +117,7 @@ def tree(size):
     model.stem = nn.Linear(size, 3)
     model.stem.weight.requires_grad_(False)
     model.body = nn.ModuleList([Twice(shared, size), nn.Sequential(nn.Linear(2, size), shared), nn.Tanh()])
-    model.closed = nn.Sequential(nn.Linear(size, 4))
+    model.closed = nn.Sequential(nn.Linear(size, 4, dtype=torch.bfloat16))
     model.left, model.right = nn.Sequential(group), nn.Sequential(group)
     model.tied = nn.Sequential(nn.Embedding(5, size), nn.Embedding(5, size))
     model.tied[1].weight = model.tied[0].weight
@@ -159,7 +165,14 @@ def observe_walk(answer, size):
     names = {module: name for name, module in model.named_modules()}
     asked, wrapped = [], []
 
-    def policy(module, recurse, nonwrapped_numel):
+    def policy(*order, **named):
+        if order or named.keys() != {"module", "recurse", "nonwrapped_numel"}:
+            raise AnswerError(
+                f"arguments of `policy`: expected module=, recurse= and nonwrapped_numel=, got {len(order)} without a "
+                f"name and {', '.join(named) or 'no other'}\nlikely slip: policies differ in the order of their "
+                "parameters: name all three"
+            )
+        module, recurse, nonwrapped_numel = named["module"], named["recurse"], named["nonwrapped_numel"]
         name = names.get(module, "what wrap returned")
         asked.append((name, "look into it" if recurse else "wrap it", nonwrapped_numel))
         return name != "closed" if recurse else isinstance(module, (nn.Linear, Twice))
@@ -240,6 +253,7 @@ def check_wrap_where(answer, variant):
     if [each[:2] for each in into] == [each[:2] for each in into_]:
         slips = {
             "stem": "what is frozen counts as well: it is in a unit like the rest",
+            "closed": "elements count, whatever their dtype: in bf16 there are as many in half the bytes",
             "tied": "a parameter that two modules share counts once: `parameters()` tells it once",
         }
         for got, wanted in zip(into, into_, strict=True):
@@ -266,6 +280,35 @@ def check_wrap_where(answer, variant):
     expect("different units", number, number_, slip=missing)
     slip = "a unit counts with all its elements, whatever inner units hold of them; one in two names of a parent once"
     expect("elements returned", returned, returned_once if returned == returned_once else returned_, slip=slip)
+    walked_again(answer, variant.size, (returned_, returned_once))
+
+
+def walked_again(answer, size, totals):
+    """Twice over one model: the first time nothing is looked into, the second time units are wrapped in place."""
+    model, asked = tree(size), []
+
+    def no(module, recurse, nonwrapped_numel):
+        asked.append(module)
+        return False
+
+    def linear(module, recurse, nonwrapped_numel):
+        asked.append(module)
+        return module is not model.closed if recurse else isinstance(module, (nn.Linear, Twice))
+
+    slip = "what the policy says no to is in no unit"
+    expect("elements returned where the policy always says no", answer(model, no, lambda module: module), 0, slip=slip)
+    below, first = len({*model.children()}), len(asked)
+    expect("questions where the policy always says no", first, below, slip="one for each child, and none below")
+    total = answer(model, linear, lambda module: module)
+    slip = "another call begins anew: what a walk remembers of the modules ends with it"
+    expect(
+        "questions of a second walk over the same model, more than of the first",
+        len(asked) > 2 * first,
+        True,
+        slip=slip,
+    )
+    slip = "`wrap` may work in place and return the same module, as `fully_shard` does: it is a unit all the same"
+    expect("elements returned where `wrap` works in place", total, total if total in totals else totals[0], slip=slip)
 
 
 # 10a.3 Materialize one unit from meta
@@ -280,9 +323,13 @@ class Counted(nn.Linear):
         self.label = label
         super().__init__(*args, **kwargs)
 
+    plain: ClassVar[list[str]] = []  # those that had no Parameter when they were reset
+
     def reset_parameters(self):
         if self.label is not None:
             self.order.append(self.label)
+        if not isinstance(self.weight, nn.Parameter):
+            self.plain.append(self.label)
         super().reset_parameters()
 
 
@@ -303,14 +350,27 @@ class Scaled(nn.Module):
 class Forgetful(nn.Linear):
     """Leaves its bias unwritten, but for the first element."""
 
+    resets = 0
+
     def reset_parameters(self):
+        self.resets += 1
         nn.init.normal_(self.weight)
         nn.init.ones_(self.bias[:1])
 
 
-def unit_on_meta(size, forgetful=False):
+@contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def unit_on_meta(size, forgetful=False, dtype=torch.float32):
     """A unit and what it leaves to another one: the linear layer inside of `scaled`."""
-    with torch.device("meta"):
+    with torch.device("meta"), default_dtype(dtype):
         unit = nn.Module()
         unit.first = Counted(size, 3, label="first")
         unit.scaled = Scaled(size)
@@ -320,7 +380,7 @@ def unit_on_meta(size, forgetful=False):
         unit.last.weight = unit.first.weight  # tied, and each with a bias of its own
         unit.head = Counted(size, 3, bias=False, label="head")
         unit.head.weight = unit.first.weight  # tied, and all that it has
-    inner = unit.scaled.inner = Counted(size, size, label="inner")
+    inner = unit.scaled.inner = Counted(size, size, label="inner", dtype=dtype)
     return unit, inner
 
 
@@ -329,7 +389,7 @@ def wanted_values(params, seed):
     torch.manual_seed(seed)
     values = {}
     for p in params:
-        values[p] = torch.empty(p.shape)
+        values[p] = torch.empty(p.shape, dtype=p.dtype)
     for module in dict.fromkeys(place.module for places in params.values() for place in places):
         had = {a: p for a, p in module._parameters.items() if p is not None}
         own = {a: next(v for q, v in values.items() if q is p) for a, p in had.items()}
@@ -347,8 +407,14 @@ def wanted_values(params, seed):
 @check("10a.3")
 def check_fill_from_meta(answer, variant):
     """Each module's own reset, once and in place; nothing recursive, nothing left behind, no other memory."""
-    Counted.order.clear()
-    unit, inner = unit_on_meta(variant.size)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        filled_in(answer, variant, dtype)
+    unwritten(answer, variant)
+
+
+def filled_in(answer, variant, dtype):
+    Counted.plain.clear()
+    unit, inner = unit_on_meta(variant.size, dtype=dtype)
     params = find_parameters(unit, skip=[inner])
     before = [(place.module, place.attribute, p) for p, places in params.items() for place in places]
     inner_values = inner.weight.detach().clone()
@@ -366,7 +432,9 @@ def check_fill_from_meta(answer, variant):
             answer(views, params)
         except RuntimeError as error:
             slip = "what is written may be zero: only NaN is what no initialization writes on purpose"
-            if any(view.isnan().any() or bool((view == 7.0).all()) for view in views):
+            if dtype != torch.float32:
+                slip = f"the views are in {str(dtype).removeprefix('torch.')}: a cast is a copy, in other memory"
+            elif any(view.isnan().any() or bool((view == 7.0).all()) for view in views):
                 slip = "a module was reset in other memory: its Parameter has to be one of the view, and to stay it"
             raise AnswerError(
                 f"modules that write everything: expected no error, got {type(error).__name__}: {error}\n"
@@ -393,6 +461,8 @@ def check_fill_from_meta(answer, variant):
     once = {"first": 1, "scaled": 1, "last": 1, "head": 1, "inner": 0}
     expect("times that each module was reset", counts, once, slips=slips)
     order = list(dict.fromkeys(Counted.order))
+    slip = "`nn.Parameter(view)`: an initializer may tell parameters from other tensors by their class"
+    expect("modules that had a tensor for a Parameter when they were reset", Counted.plain, [], slip=slip)
     slip = "in the order in which they come in `params`: values are drawn from one generator"
     expect("modules in the order of their resets", order, ["first", "last", "head", "scaled"], slip=slip)
     left = [place for place in before if place[0]._parameters[place[1]] is not place[2]]
@@ -406,7 +476,7 @@ def check_fill_from_meta(answer, variant):
         elif tied:
             slip = "a tied parameter is one memory at all of its places: each module that is reset finds the same"
         expect(f"values of {places[0].name}", view, right, slip=slip)
-    limit = max(view.numel() for view in filled) * 4
+    limit = max(view.numel() for view in filled) * 4  # of one parameter at a time, for the search for NaN
     if extra[0] > limit:
         raise AnswerError(
             f"bytes used beside the views: expected none, got {extra[0]}\n"
@@ -414,11 +484,18 @@ def check_fill_from_meta(answer, variant):
         )
     slip = "the modules keep Parameters of the buffer: put the meta parameters back, the same objects"
     expect("places that do not have their meta parameter again", len(left), 0, slip=slip)
-    unwritten(answer, variant)
+
+
+def other_error(error):
+    return AnswerError(
+        f"values that are left unwritten: expected RuntimeError, got {type(error).__name__}: {error}\n"
+        "likely slip: whoever calls catches RuntimeError, as the docstring has promised"
+    )
 
 
 def unwritten(answer, variant):
     unit, inner = unit_on_meta(variant.size, forgetful=True)
+    unit.last.resets = unit.more.resets = 0  # a constructor's is not counted
     params = find_parameters(unit, skip=[inner])
     try:
         FlatParameter(params, 0, variant.ranks, lambda views, _: answer(views, params), torch.device("cpu"))
@@ -428,7 +505,13 @@ def unwritten(answer, variant):
         got, wanted = [name for name in names if name in str(error)], ["last.bias", "more.bias"]
         slips = {"all of them, not the first alone": wanted[:1]}
         expect("names in the error", got, wanted, slips=slips, slip=slip)
+        slip = "once: a second reset draws other numbers, and writes no more than the first"
+        expect(
+            "resets of modules that leave something unwritten", [unit.last.resets, unit.more.resets], [1, 1], slip=slip
+        )
         return
+    except Exception as error:
+        raise other_error(error) from error
     raise AnswerError(
         "modules that write one element of two in their bias: expected RuntimeError, got no error\n"
         "likely slip: unwritten memory has values like any other: fill the views with NaN first, and look afterwards "
@@ -455,17 +538,23 @@ class Table(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("table", torch.ones(3), persistent=False)
+        self.register_buffer("table", torch.ones(3, dtype=torch.float64), persistent=False)
 
 
 def nested(size):
     layer = nn.Linear(size, size)
-    return nn.Sequential(
-        nn.Embedding(5, size), nn.Sequential(layer, nn.Tanh()), Gained(size), Table(), nn.Sequential(layer)
+    model = nn.Sequential(
+        nn.Embedding(5, size, dtype=torch.bfloat16),
+        nn.Sequential(layer, nn.Tanh()),
+        Gained(size),
+        Table(),
+        nn.Sequential(layer),
     )
+    model.scale = nn.Parameter(torch.ones(2))
+    return model
 
 
-OWNERS = ["0", "1.0", "2", "2.layer", "3"]  # of parameters and buffers
+OWNERS = ["", "0", "1.0", "2", "2.layer", "3"]  # of parameters and buffers
 
 
 def owned(module):
@@ -480,7 +569,7 @@ def reset_own(module):
 def seeded(module, seed):
     """What `reset_own` makes of a module."""
     torch.manual_seed(seed)
-    return {key: torch.empty(t.shape).normal_() for key, t in owned(module).items()}
+    return {key: torch.empty(t.shape, dtype=t.dtype).normal_() for key, t in owned(module).items()}
 
 
 @check("10a.4")
@@ -514,13 +603,17 @@ def kept(answer, size, seed, where):
         model[2].table.fill_(3.0)
     memory = {f"{name}.{key}": t.data_ptr() for name, m in model.named_modules() for key, t in owned(m).items()}
 
+    resets = []
+
     def reset(module):
+        resets.append(module)
         if module is model[2]:
             nn.init.normal_(module.gain)
 
     slip = "a module that has values is reset as it is: memory and NaN are for what is on meta"
+    function = answer(model, reset, where, seed)
     try:
-        answer(model, reset, where, seed)(model[2])
+        function(model[2])
     except RuntimeError as error:
         raise AnswerError(
             f"a reset that leaves a buffer of a module on cpu as it is: expected no error, got {error}\n"
@@ -530,6 +623,9 @@ def kept(answer, size, seed, where):
     now = {f"{name}.{key}": t.data_ptr() for name, m in model.named_modules() for key, t in owned(m).items()}
     moved = [name for name in memory if now[name] != memory[name]]
     expect("parameters and buffers on cpu that got other memory", moved, [], slip=slip)
+    function(model[2])
+    slip = "each call resets its module, also one that it has had before: it remembers names, and no more"
+    expect("resets of a module in two calls", len(resets), 2, slip=slip)
 
 
 def forgotten(answer, size, seed, where):
@@ -537,20 +633,34 @@ def forgotten(answer, size, seed, where):
     with torch.device("meta"):
         model = nested(size)
 
+    resets = []
+
     def reset(module):
+        resets.append(module)
         own = owned(module)
         for t in [own[key] if key == "weight" else own[key][:1] for key in ("weight", "bias") if key in own]:
             nn.init.ones_(t)
 
     forgets = answer(model, reset, where, seed)
-    everything = [f"{name}.{key}" for name, module in model.named_modules() for key in owned(module)]
-    left = {"0": [], "1.0": ["1.0.bias"], "2": ["2.gain", "2.table"], "2.layer": ["2.layer.bias"], "3": ["3.table"]}
+    everything = [f"{name}.{key}".lstrip(".") for name, module in model.named_modules() for key in owned(module)]
+    left = {
+        "": ["scale"],
+        "0": [],
+        "1.0": ["1.0.bias"],
+        "2": ["2.gain", "2.table"],
+        "2.layer": ["2.layer.bias"],
+        "3": ["3.table"],
+    }
     for name, module in sorted(model.named_modules(), key=lambda named: named[0].startswith("2")):  # the mixed one last
         try:
             forgets(module)
             said = None
         except RuntimeError as error:
             said = str(error)
+        except Exception as error:
+            raise other_error(error) from error
+        slip = "once for each call: a second reset writes no more than the first"
+        expect(f"resets of {name or 'the model'} in one call", resets.count(module), int(name in OWNERS), slip=slip)
         wanted = left.get(name, [])
         if wanted and said is None:
             slip = (
@@ -566,13 +676,15 @@ def forgotten(answer, size, seed, where):
         got = [each for each in everything if said is not None and each in said]
         slips = {"all that is not written, not the first alone": wanted[:1]} if len(wanted) > 1 else {}
         slip = "name what is not written with its module's name in `model`, and nothing that is written"
-        expect(f"names in the error of module {name!r}", got, wanted, slips=slips, slip=slip)
+        expect(f"names in the error of {name or 'the model'}", got, wanted, slips=slips, slip=slip)
 
 
 def initialized(answer, size, seed, where, start, backwards):
     with torch.device("cpu" if start == "cpu" else "meta"):
         model = nested(size)
-    if start == "partly on meta":
+    if start == "partly on meta" and backwards:
+        model[2].gain = nn.Parameter(torch.ones(size, device="cpu"))
+    elif start == "partly on meta":
         model[2].table = torch.ones(3)
     calls = []
 
@@ -590,6 +702,7 @@ def initialized(answer, size, seed, where, start, backwards):
     if not callable(function):
         raise AnswerError("what it returns: expected a function of one module, got none\nlikely slip: return it")
     modules = list(model.modules())
+    dtypes = {(module, key): t.dtype for module in modules for key, t in owned(module).items()}
     model._modules["1"] = nn.Sequential(model._modules["1"])  # as wrapping does: a level more, after names were told
     for module in reversed(modules) if backwards else modules:
         others = {id(p) for m in modules if m is not module for p in m._parameters.values() if p is not None}
@@ -619,6 +732,11 @@ def initialized(answer, size, seed, where, start, backwards):
                 "got others\nlikely slip: `to_empty` goes down into the children unless `recurse=False`"
             )
         for key, t in owned(module).items():
+            if t.dtype != dtypes[module, key]:
+                raise AnswerError(
+                    f"dtype of {names[module]}.{key}, {start}: expected {dtypes[module, key]}, got {t.dtype}\n"
+                    "likely slip: `to_empty` gives memory in the tensor's own dtype, which it keeps"
+                )
             if t.is_meta and names[module] in calls:
                 raise AnswerError(
                     f"{names[module]}.{key}, {start}: expected values, got a meta tensor\n"
@@ -627,19 +745,24 @@ def initialized(answer, size, seed, where, start, backwards):
     where_from = f"on {start}" if start != "partly on meta" else start
     where_from += ", last module first" if backwards else ", in order"
     slips = {
-        "a module that has nothing of its own is none of its business": sorted(names[module] for module in modules),
+        "a module that has nothing of its own is none of its business": list(names.values()),
         "a module that has a buffer and no parameters is initialized too": OWNERS[:-1],
+        "the model is a module like the others, with the name '', and may have parameters of its own": OWNERS[1:],
     }
     expect(
         f"modules that were reset, {where_from}",
-        sorted(calls),
-        OWNERS,
-        slips=slips,
+        shown(calls),
+        shown(OWNERS),
+        slips={text: shown(wrong) for text, wrong in slips.items()},
         slip="each module that has parameters or buffers of its own, once for each call, whether on meta or not",
     )
     for module in reversed(modules):  # the first is too like others: a call number 0 is no call number
         if names[module] in OWNERS:
             right_values(model, module, names, seed, where_from)
+
+
+def shown(names):
+    return sorted(name or "the model" for name in names)
 
 
 def right_values(model, module, names, seed, where_from):
@@ -741,6 +864,7 @@ def observe_script(answer, seed, width):
     found["made"] = [type(model).__name__, type(optimizer).__name__]
     if not isinstance(model, FullyShardedDataParallel):
         return found
+    found["training"] = all(module.training for module in model.modules())
     instances = FullyShardedDataParallel.fsdp_modules(model)
     found["units"] = sorted(type(each.module).__name__ for each in instances)
     found["strategies"] = sorted({each.sharding_strategy.name for each in instances})
@@ -758,6 +882,8 @@ def observe_script(answer, seed, width):
         optimizer.zero_grad()
         losses.append(loss.detach())
     found["trains"] = any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    half, _ = answer(lambda: Tiny(width).to(torch.bfloat16), {Layer}, init_tiny, where)
+    found["dtypes"] = sorted({str(p.dtype) for p in half.parameters()})
     mean = torch.stack(losses)
     comm.all_reduce(mean, group, comm.MEAN).wait()
     found["losses"] = mean.tolist()
@@ -793,6 +919,7 @@ REFUSED = {
     "the optimizer was built before wrapping": BEFORE,
     "are one parameter, but they would be in two units": "only `blocks` are units: the tied head and the embedding "
     "both stay with the root",
+    "Cannot copy out of meta tensor": "`torch.device('meta')` is for `build` alone: what is made later needs memory",
     "param_init_fn left on the meta device": "the function that `make_init` returns is for the modules of the model "
     "that you wrap: give it the same one",
 }
@@ -853,6 +980,10 @@ def check_shard_script(answer, variant):
         expect("elements the optimizer holds", found["held"], shards, rank=rank, slips={BEFORE: whole}, slip=slip)
         expect("the optimizer holds what model.parameters() are", found["mine"], True, rank=rank, slip=BEFORE)
         expect("learning rates", found["rate"], [1e-3], rank=rank, slip="the script's was 1e-3")
+        slip = "the script's model is in training mode, as DDP's is: `eval` switches dropout off"
+        expect("modules in training mode, all of them", found["training"], True, rank=rank, slip=slip)
+        slip = "`build` decides on the dtype: wrapping casts nothing"
+        expect("dtypes of the shards of a model in bfloat16", found["dtypes"], ["torch.bfloat16"], rank=rank, slip=slip)
         options = {name: AdamW([torch.ones(1)]).defaults[name] for name in OPTIONS}
         slip = "of AdamW's options the script says lr alone: leave the others as they are"
         expect("options of the optimizer", found["options"], [options], rank=rank, slip=slip)

@@ -66,6 +66,16 @@ Takes an nn.Sequential for a container that nobody calls.
 - spared = (nn.MultiheadAttention,) if recurse else (nn.ModuleList, nn.ModuleDict)
 + spared = (nn.MultiheadAttention,) if recurse else (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 """)
+wrong("10a.1", "the number comes first").diff("""
+Looks at the class first.
+- spared = (nn.MultiheadAttention,) if recurse else (nn.ModuleList, nn.ModuleDict)
+- return nonwrapped_numel >= least and not isinstance(module, spared)
++ if isinstance(module, nn.MultiheadAttention):
++     return not recurse
++ if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
++     return recurse
++ return nonwrapped_numel >= least
+""")
 
 # 10a.2
 
@@ -194,6 +204,29 @@ Passes over modules without parameters.
 - if policy(module=child, recurse=True, nonwrapped_numel=numel):
 + if numel and policy(module=child, recurse=True, nonwrapped_numel=numel):
 """)
+wrong("10a.2", "name all three").diff("""
+Calls the policy without names.
+- if policy(module=child, recurse=True, nonwrapped_numel=numel):
++ if policy(child, True, numel):
+- if policy(module=child, recurse=False, nonwrapped_numel=numel - taken):
++ if policy(child, False, numel - taken):
+""")
+wrong("10a.2", "another call begins anew").diff("""
+Remembers modules for ever.
+- done = {}
++ done = wrap_where.__dict__.setdefault("done", {})
+""")
+wrong("10a.2", "whatever their dtype").diff("""
+Counts four bytes as an element.
+- numel = sum(p.numel() for p in child.parameters())
++ numel = sum(p.nbytes // 4 for p in child.parameters())
+""")
+wrong("10a.2", "it is a unit all the same").diff("""
+Tells a unit by its being another module than before.
+- wrapped, taken = wrap(child), numel
++ wrapped = wrap(child)
++ taken = taken if wrapped is child else numel
+""")
 
 # 10a.3
 
@@ -309,6 +342,34 @@ def fill_from_meta(views, params):
         for place in places:
             place.module._parameters[place.attribute] = p
 
+
+wrong("10a.3", "a cast is a copy").diff("""
+Initializes in float32.
+- shown = nn.Parameter(view.fill_(torch.nan))
++ shown = nn.Parameter(view.fill_(torch.nan).float())
+""")
+wrong("10a.3", "draws other numbers").diff("""
+Resets once more what has left NaN.
+- for p, places in params.items():
+-     for place in places:
+-         place.module._parameters[place.attribute] = p
++ for module in modules:
++     if any(p is not None and p.isnan().any() for p in module._parameters.values()):
++         module.reset_parameters()
++ for p, places in params.items():
++     for place in places:
++         place.module._parameters[place.attribute] = p
+""")
+wrong("10a.3", "expected RuntimeError, got ValueError").diff("""
+Raises another error.
+- raise RuntimeError(f"nothing has initialized {', '.join(left)}")
++ raise ValueError(f"nothing has initialized {', '.join(left)}")
+""")
+wrong("10a.3", "may tell parameters from other tensors").diff("""
+Shows the modules the views themselves.
+- shown = nn.Parameter(view.fill_(torch.nan))
++ shown = view.fill_(torch.nan)
+""")
 
 # 10a.4
 
@@ -550,6 +611,45 @@ Switches gradients off for ever.
   def initialize(module):
 +     torch.set_grad_enabled(False)
 """)
+wrong("10a.4", "in the tensor's own dtype").diff("""
+Replaces the memory by one in the default dtype.
+- t.fill_(torch.nan)
++ t.data = torch.full(t.shape, torch.nan, device=where)
+""")
+wrong("10a.4", "writes no more than the first").diff("""
+Resets once more what has left NaN.
+- reset(module)
++ reset(module)
++ if any(t.isnan().any() for t in own(module).values()):
++     reset(module)
+""")
+wrong("10a.4", "also one that it has had before").diff("""
+Initializes each module once.
+- names = {module: name for name, module in model.named_modules()}
++ names, had = {module: name for name, module in model.named_modules()}, set()
+- if not own(module):
++ if not own(module) or module in had:
+-     return
+- if any(t.is_meta for t in own(module).values()):
++     return
++ had.add(module)
++ if any(t.is_meta for t in own(module).values()):
+""")
+wrong("10a.4", "partly on meta: expected values, got a meta tensor").diff("""
+Asks the first of a module's tensors whether it is on meta.
+- if any(t.is_meta for t in own(module).values()):
++ if next(iter(own(module).values())).is_meta:
+""")
+wrong("10a.4", "with the name ''").diff("""
+Takes a module without a name for one that is not in the model.
+- if not own(module):
++ if not own(module) or not names[module]:
+""")
+wrong("10a.4", "expected RuntimeError, got ValueError").diff("""
+Raises another error.
+- raise RuntimeError(f"nothing has initialized {', '.join(left)}")
++ raise ValueError(f"nothing has initialized {', '.join(left)}")
+""")
 
 # 10a.5
 
@@ -670,4 +770,21 @@ wrong("10a.5", "another one is another training").diff("""
 Adam.
 - return sharded, AdamW(sharded.parameters(), lr=1e-3)
 + return sharded, torch.optim.Adam(sharded.parameters(), lr=1e-3)
+""")
+wrong("10a.5", "wrapping casts nothing").diff("""
+Has every model in float32.
+- model = build()
++ model = build().float()
+""")
+wrong("10a.5", "`eval` switches dropout off").diff("""
+Leaves the model in evaluation mode.
+- model = build()
++ model = build().eval()
+""")
+wrong("10a.5", "is for `build` alone").diff("""
+Leaves the default device on meta.
+- with torch.device("meta"):
+-     model = build()
++ torch.set_default_device("meta")
++ model = build()
 """)
