@@ -1,21 +1,26 @@
 """The checks of lab 12."""
 
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate
 from math import prod
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from minifsdp import device
-from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, same
+from minifsdp.course.workshop.checking import AnswerError, check, describe, same
+from minifsdp.course.workshop.checking import expect as expect_nearly
 
+expect = partial(expect_nearly, tolerance=0.0)  # nothing is computed here, only copied
 POISON = -77.0  # of memory that nobody has written to yet: every dtype holds it
 
 
 def numbers(shape, dtype=torch.float32, first=1):
-    """Numbers that float32 holds exactly, and bfloat16 and float16 do not, cast to a dtype."""
-    return ((torch.arange(prod(shape)) + first) % 113 * 2 + 257.125).to(dtype).view(shape)
+    """Numbers that float32 holds exactly, and bfloat16 and float16 do not, cast to a dtype; float64 has more digits."""
+    exact = (torch.arange(prod(shape)) + first) % 113 * 2 + 257.125
+    return exact.to(dtype).add(2**-32 if dtype == torch.float64 else 0).view(shape)
 
 
 def pieces_of(whole, ranks, dim):
@@ -32,7 +37,7 @@ def width_of(shape, ranks, dim):
 
 def is_narrowed(got, values, dtype=None):
     """True if `got` are the values after a cast to a narrower dtype and back: to this one, or to any."""
-    narrow = [dtype] if dtype else [torch.bfloat16, torch.float16]
+    narrow = [dtype] if dtype else [torch.bfloat16, torch.float16, torch.float32]
     return any(same(got, values.to(each).to(values.dtype)) and not same(got, values) for each in narrow)
 
 
@@ -41,7 +46,7 @@ FIRST_DTYPE = "each tensor has a dtype of its own, and the buffer has another: h
 
 
 def shares_memory(part, whole):
-    return part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    return part.untyped_storage()._cdata == whole.untyped_storage()._cdata
 
 
 # 12.1
@@ -70,13 +75,18 @@ def cut_cases(variant):
 def check_cut(answer, variant):
     """Shards as `torch.chunk` returns them, views of the parameter, and empty ones on the ranks past the end."""
     for shape, ranks, dim in cut_cases(variant):
-        whole = numbers(shape)
+        whole = numbers(shape, torch.float64)
         for rank in range(ranks):
             piece_of(answer, whole, ranks, rank, dim)
-        expect(f"{list(shape)} over {ranks} ranks, the parameter afterwards", whole, numbers(shape))
-    for whole in (numbers((4, 6), torch.bfloat16), numbers((6, 4), torch.float64).t()):
+        what = f"{list(shape)} over {ranks} ranks, the parameter afterwards"
+        expect(what, whole, numbers(shape, torch.float64), slip="the parameter is the caller's: do not write to it")
+    turned = numbers((6, 4), torch.float64).t(), numbers((3, 6, 4)).permute(2, 1, 0)
+    for whole in (numbers((4, 6), torch.bfloat16), *turned):
         for ranks, rank, dim in ((3, 0, 0), (3, 2, 0), (2, 0, 1), (2, 1, 1)):
             piece_of(answer, whole, ranks, rank, dim)
+    trained(answer)
+    for rank in range(2):
+        piece_of(answer, numbers((0, 3)), 2, rank, 0)
     for shape, ranks, dim in (((4, 5), 2, 1), ((2, 3, 4), 3, 2)):
         refusals = [refusal(answer, numbers(shape), ranks, rank, dim) for rank in range(ranks)]
         if refusals == [None] * ranks:
@@ -92,6 +102,21 @@ def check_cut(answer, variant):
             f"rank {rank}, {list(shape)} over {ranks} ranks along dimension {dim}: expected a ValueError, {got}\n"
             f"likely slip: {slip}"
         )
+
+
+def trained(answer):
+    """A parameter that needs a gradient, without the argument `dim`."""
+    whole = torch.nn.Parameter(numbers((5, 3)))
+    place = whole.data_ptr()
+    for rank, part in enumerate(pieces_of(whole, 4, 0)):
+        expect("shard of [5, 3] over 4 ranks, without `dim`", answer(whole, 4, rank), part, rank=rank)
+    slip = (
+        "the parameter is the caller's: `detach()` gives another tensor, `requires_grad_` and `detach_` change this one"
+    )
+    now = whole.requires_grad, whole.data_ptr() == place, list(whole.shape)
+    expect(
+        "the parameter afterwards: needs a gradient, has its memory, its shape", now, (True, True, [5, 3]), slip=slip
+    )
 
 
 def refusal(answer, *given):
@@ -113,8 +138,12 @@ def piece_of(answer, whole, ranks, rank, dim):
         got = answer(whole, ranks, rank, dim)
     except Exception as error:
         slip = "a rank past the end has an empty shard; `chunk` returns fewer than N parts then"
+        if not length:
+            slip = "a parameter without elements has empty shards"
         if dim == 0 and length % ranks and isinstance(error, ValueError):
             slip = "along dimension 0, any length will do: only other dimensions must be divisible by N"
+        elif isinstance(error, ValueError) and length % ranks == 0:
+            slip = "it is the length along `dim` that N must divide, and here it does"
         elif wanted.numel():
             slip = "this shard has elements, and `narrow` or a slice returns them"
         raise AnswerError(f"rank {rank}, {where}: it raises {error!r}\nlikely slip: {slip}") from error
@@ -145,11 +174,11 @@ def piece_of(answer, whole, ranks, rank, dim):
     if not isinstance(got, Tensor):
         raise AnswerError(f"rank {rank}, {where}: expected a tensor, got {describe(got)}\nlikely slip: {slip}")
     expect(f"shard of {where}", got, wanted, rank=rank, slips=slips, slip=slip)
-    if wanted.numel() and not shares_memory(got, whole):
+    if not shares_memory(got, whole):
         raise AnswerError(
             f"rank {rank}, shard of {where}: expected a view of the parameter, got a copy\n"
             "likely slip: what is written to the shard has to reach the parameter: `narrow`, `chunk` and slices are "
-            "views"
+            "views, of any layout, and even of length 0; `reshape` may copy"
         )
 
 
@@ -193,7 +222,9 @@ def settings(variant):
     for ranks in (variant.ranks, 4, 1, 6):
         for number, group in enumerate(GROUPS):
             if all(dim == 0 or shape[dim] % ranks == 0 for shape, dim in group):
-                dtypes = (torch.float32, torch.bfloat16) if ranks == variant.ranks else (torch.float32,)
+                dtypes = (torch.float32,)
+                if ranks == variant.ranks:
+                    dtypes += (torch.bfloat16, torch.float64)
                 for dtype in dtypes:
                     yield ranks, group, (3, 0, 1)[number], dtype
 
@@ -202,6 +233,13 @@ def mixed(variant):
     """Settings whose tensors have several dtypes, and whether they have."""
     found = list(settings(variant))
     return [(each, False) for each in found] + [(each, True) for each in found]
+
+
+def of_tensors(is_mixed, dtype):
+    """The dtypes of tensors that go into a buffer of this dtype."""
+    if is_mixed:
+        return DTYPES
+    return (torch.float64,) if dtype == torch.float64 else (torch.float32,)
 
 
 def wholes_of(group, variant, dtypes=(torch.float32,)):
@@ -217,12 +255,29 @@ def named(group, ranks):
 def check_copy_in(answer, variant):
     """Each shard at the beginning of its column, in this rank's row and nowhere else; the row goes into the gather."""
     for (ranks, group, gap, dtype), is_mixed in mixed(variant):
-        wholes = wholes_of(group, variant, DTYPES if is_mixed else DTYPES[1:2])
+        wholes = wholes_of(group, variant, of_tensors(is_mixed, dtype))
         sizes, starts = layout(group, ranks, gap)
         wanted = packed_by_rank(wholes, group, ranks, gap, dtype, POISON)
         tight = packed_tight(wholes, group, ranks, gap, dtype, POISON)
         for rank in range(ranks):
             packed_row(answer, (ranks, rank), group, wholes, sizes, starts, wanted, tight)
+
+    gathered = torch.zeros(2 * (len(SPECIAL) + 2))
+    with torch.no_grad():
+        answer(gathered, [SPECIAL.bfloat16()], [len(SPECIAL), 2], 2, 1)
+    special_values(gathered.view(2, -1)[1, : len(SPECIAL)], SPECIAL.bfloat16().float())
+
+
+SPECIAL = torch.tensor([float("inf"), 3e38, 1e-30, float("nan")])
+
+
+def special_values(got, wanted):
+    """Compare; NaN equals NaN."""
+    if not torch.equal(got.nan_to_num(7.0, 8.0), wanted.nan_to_num(7.0, 8.0)):
+        raise AnswerError(
+            f"{wanted.tolist()} in the buffer: got {got.tolist()}\n"
+            "likely slip: large and small numbers, infinities and NaNs are copied as they are, through no other dtype"
+        )
 
 
 def packed_row(answer, place, group, wholes, sizes, starts, wanted, tight):
@@ -254,7 +309,7 @@ def packed_row(answer, place, group, wholes, sizes, starts, wanted, tight):
             slips["padding comes after the shard, not before it"] = column[:n].clone()
         slip = "the elements of a shard go in row-major order to the beginning of its column, in the buffer's dtype"
         if is_narrowed(column[:n], wanted[rank, start : start + n]):
-            slip = NARROWED if mine[0].dtype == torch.float32 else FIRST_DTYPE
+            slip = FIRST_DTYPE if len({each.dtype for each in mine}) > 1 else NARROWED
         expect(
             f"shard of {list(shape)} in the buffer {where}",
             column[:n],
@@ -306,8 +361,13 @@ def check_copy_out(answer, variant):
             raise AnswerError(f"{where}: it raises {error}\nlikely slip: {slip}") from error
         slip = "the lists belong to the caller, who needs them again: take nothing away"
         expect(f"`dims` and `sizes` afterwards {where}", (dims, columns), ([d for _, d in group], sizes), slip=slip)
+        if not gathered.untyped_storage().nbytes():
+            raise AnswerError(
+                f"the buffer afterwards {where}: expected its memory, got it freed\n"
+                "likely slip: the buffer is read here; its memory is given back later (12.5)"
+            )
         for i, (whole, start, dim) in enumerate(zip(wholes, starts, dims, strict=False)):
-            values_of(given[i], whole, gathered, (ranks, start, sizes[i], dim), where)
+            values_of(given[i], whole, gathered, (ranks, start, sizes[i], dim, gap), where)
         moved = [i for i, p in enumerate(given) if p.data_ptr() != places[i]]
         moved += [i for i, (p, q) in enumerate(zip(params, given, strict=False)) if p is not q and i not in moved]
         if moved:
@@ -324,10 +384,16 @@ def check_copy_out(answer, variant):
         )
         expect(f"the buffer afterwards {where}", gathered, before, slip="the buffer is read here, not written to")
 
+    param = torch.zeros(len(SPECIAL))
+    with torch.no_grad():
+        answer(torch.cat([SPECIAL, torch.zeros(2)]), [param], [0], [len(SPECIAL), 2], 1)
+    special_values(param, SPECIAL)
+
 
 def values_of(got, whole, gathered, place, where):
     """One parameter's values, and the usual mistakes."""
-    ranks, start, size, dim = place
+    ranks, start, size, dim, gap = place
+    without_gap = gathered[: len(gathered) - ranks * gap].view(ranks, -1)[:, start : start + size]
     column = gathered.view(ranks, -1)[:, start : start + size]
     as_rows = column.flatten()[: whole.numel()].view(whole.shape)
     parameter_order = gathered[ranks * start :][: whole.numel()]
@@ -338,6 +404,10 @@ def values_of(got, whole, gathered, place, where):
             parameter_order.view(whole.shape) if parameter_order.numel() == whole.numel() else None
         ),
     }
+    if gap:
+        slips["a row ends with the gap: row r begins at r times the sum of all `sizes`, the gap's, too"] = filled(
+            whole, without_gap, whole.chunk(ranks, dim)
+        )
     if not got.untyped_storage().nbytes():
         raise AnswerError(f"a parameter {list(whole.shape)} {where}: expected its memory, got it freed")
     slips |= {
@@ -378,7 +448,7 @@ def filled(whole, column, parts):
 def check_chunk_cat(answer, variant):
     """Row r has chunk r of every gradient, in the buffer's dtype, and zeros elsewhere."""
     for (ranks, group, gap, dtype), is_mixed in mixed(variant):
-        gradients = wholes_of(group, variant, DTYPES if is_mixed else DTYPES[1:2])
+        gradients = wholes_of(group, variant, of_tensors(is_mixed, dtype))
         for fill, turned in ((float("nan"), False), (POISON, is_mixed)):
             packed_once(answer, gradients, group, (ranks, gap, fill), dtype, turned)
     special = torch.tensor([float("inf"), 2.0, float("nan")])
@@ -458,7 +528,7 @@ def chunked(packed, wanted, gradients, group, place, columns, where, turned):
         if turned:
             slip = TURNED
         if is_narrowed(column, right):
-            slip = NARROWED if gradients[0].dtype == torch.float32 else FIRST_DTYPE
+            slip = FIRST_DTYPE if len({each.dtype for each in gradients}) > 1 else NARROWED
         elif dim > 1 and same(column, spread(list(gradient.chunk(ranks, 1)), right)):
             slip = "a gradient is split along its own `dim`, which may be 2 or more"
         elif dim and same(column.flatten(), gradient.flatten().to(column.dtype)):
@@ -496,6 +566,11 @@ class Told:
     def __init__(self, streams, buffers):
         self.streams, self.buffers = streams, [buffer.detach() for buffer in buffers]
         self.log, self.events, self.recorded_on, self.kept = [], {}, [], []
+        self.asked = False
+
+    def query(self):
+        self.asked = True
+        return False
 
     def __call__(self, command):
         stream = next((name for name, each in self.streams.items() if each is command.stream), "another stream")
@@ -515,6 +590,9 @@ class Told:
     def since(self):
         """The log since the last call."""
         said, self.log = self.log, []
+        if self.asked and not said:
+            said = ["the host asks whether an event has passed"]
+        self.asked = False
         return said
 
 
@@ -523,7 +601,8 @@ def told(streams, buffers):
     watch = Told(streams, buffers)
     device.command_observers.append(watch)
     try:
-        yield watch
+        with mock.patch.object(device.CpuEvent, "query", watch.query):
+            yield watch
     finally:
         device.command_observers.remove(watch)
 
@@ -661,6 +740,7 @@ def given_back(log, which, views, latest, events):
     what = f"commands of a `give_back` of {which}"
     needed = "a wait" if len(latest) == 1 else f"{len(latest)} waits"
     for words, slip in (
+        ("the host asks", "the queue waits, whether an event has passed or not: every kept buffer is given back"),
         ("the host waits", "`synchronize` stops the host; `wait_event` puts the wait into the stream's queue"),
         ("record_stream", "`device.free` calls `record_stream`; after the wait, `resize_(0)` of the storage is enough"),
         ("records", "an event of now is on the wrong stream: the reader's event was recorded in `keep`"),
@@ -671,6 +751,9 @@ def given_back(log, which, views, latest, events):
         if any(words in each for each in log):
             raise AnswerError(f"{what}: expected {needed} of the owner, got {describe(log)}\nlikely slip: {slip}")
     wait = "the owner waits for event {}".format
+    if any(each.startswith("the owner waits") and each not in map(wait, events) for each in log):
+        slip = "this event is another pair's: a list outside of the function is shared by all pairs: make it inside"
+        raise AnswerError(f"{what}: expected {needed} of the owner, got {describe(log)}\nlikely slip: {slip}")
     if not log and all(view.untyped_storage().nbytes() for view in views.values()):
         slip = "all that is kept is given back, however little it is"
         raise AnswerError(f"{what}: expected a wait and a free, got neither\nlikely slip: {slip}")
@@ -741,7 +824,10 @@ def one_row(answer, shapes, dims, ranks, itemsize):
     """The setting in words, what was wanted and got, and the usual mistakes."""
     where = f"{', '.join(map(str, map(list, shapes)))} over {ranks} ranks, {itemsize} bytes per element"
     wanted = wanted_columns(shapes, dims, ranks, itemsize)
-    got = answer(list(shapes), list(dims), ranks, itemsize)
+    given = list(shapes), list(dims)
+    got = answer(*given, ranks, itemsize)
+    slip = "the lists are the caller's: do not change them"
+    expect(f"`shapes` and `dims` afterwards, {where}", given, (shapes, dims), slip=slip)
     if not isinstance(got, list | tuple):
         raise AnswerError(f"{where}: expected a list of sizes, got {describe(got)}")
     if any(isinstance(size, float) for size in got):

@@ -146,6 +146,37 @@ Returns an empty shard of torch's default dtype.
 """)
 
 
+wrong("12.1", "even of length 0").diff("""
+Makes an empty shard.
+- return whole.narrow(dim, start, end - start)
++ if start == end:
++     return whole.new_empty([0 if i == dim else n for i, n in enumerate(whole.shape)])
++ return whole.narrow(dim, start, end - start)
+""")
+wrong("12.1", "`requires_grad_` and `detach_` change this one").diff("""
+Switches the parameter's gradient off.
+- return whole.narrow(dim, start, end - start)
++ return whole.requires_grad_(False).narrow(dim, start, end - start)
+""")
+wrong("12.1", "rank 0, shard of [4, 6, 3] over 3 ranks: expected a view").diff("""
+Cuts rows of a matrix.
+- return whole.narrow(dim, start, end - start)
++ if dim or not whole.numel():
++     return whole.narrow(dim, start, end - start)
++ return whole.reshape(length, -1)[start:end].view(-1, *whole.shape[1:])
+""")
+wrong("12.1", "the length along `dim` that N must divide").diff("""
+Looks at dimension 0.
+- if dim and length % ranks:
++ if dim and whole.shape[0] % ranks:
+""")
+wrong("12.1", "without elements").diff("""
+Divides by the length.
+- rows = -(-length // ranks)
++ rows = -(-length // ranks)
++ 1 // length
+""")
+
 # 12.2
 
 wrong("12.2", "rank r packs into row r").diff("""
@@ -241,6 +272,18 @@ Takes the shards out of the caller's list.
 +     column[: piece.numel()].view(piece.shape).copy_(piece)
 """)
 
+wrong("12.2", "2 ranks, float64): expected a tensor [9] float64").diff("""
+Casts to float32 on the way.
+-     column[: piece.numel()].view(piece.shape).copy_(piece)
++     column[: piece.numel()].view(piece.shape).copy_(piece.float())
+""")
+wrong("12.2", "infinities and NaNs are copied as they are").diff("""
+Takes float16 for bfloat16.
+-     column[: piece.numel()].view(piece.shape).copy_(piece)
++     piece = piece.half() if piece.dtype == torch.bfloat16 else piece
++     column[: piece.numel()].view(piece.shape).copy_(piece)
+""")
+
 # 12.3
 
 
@@ -330,6 +373,28 @@ wrong("12.3", "`tensor_split` evens lengths out").diff("""
 Has parts of even lengths.
 -     for part, row in zip(whole.chunk(ranks, dim), column, strict=False):
 +     for part, row in zip(whole.tensor_split(ranks, dim), column, strict=False):
+""")
+
+wrong("12.3", "expected a tensor [5, 3] float64, got").diff("""
+Casts to float32 on the way.
+-         part.copy_(row[: part.numel()].view(part.shape))
++         part.copy_(row[: part.numel()].view(part.shape).float())
+""")
+wrong("12.3", "a row ends with the gap").diff("""
+Forgets the gap.
+- columns = gathered.view(ranks, -1).split(list(sizes), 1)
++ share = sum(sizes[:-1])
++ columns = gathered[: ranks * share].view(ranks, share).split(list(sizes[:-1]), 1)
+""")
+wrong("12.3", "its memory is given back later").diff("""
+Frees the buffer.
+- for whole, dim, column in zip(params, dims, columns, strict=False):
+-     for part, row in zip(whole.chunk(ranks, dim), column, strict=False):
+-         part.copy_(row[: part.numel()].view(part.shape))
++ for whole, dim, column in zip(params, dims, columns, strict=False):
++     for part, row in zip(whole.chunk(ranks, dim), column, strict=False):
++         part.copy_(row[: part.numel()].view(part.shape))
++ gathered.untyped_storage().resize_(0)
 """)
 
 # 12.4
@@ -442,6 +507,12 @@ Frees each gradient when it is packed.
 +     for part, row in zip(gradient.chunk(packed.shape[0], dim), column, strict=False):
 +         row[: part.numel()].view(part.shape).copy_(part)
 +     gradient.untyped_storage().resize_(0)
+""")
+
+wrong("12.4", "[2, 9] float64, got a tensor [2, 9] float64").diff("""
+Casts to float32 on the way.
+-         row[: part.numel()].view(part.shape).copy_(part)
++         row[: part.numel()].view(part.shape).copy_(part.float())
 """)
 
 # 12.5
@@ -629,6 +700,24 @@ Waits for one event per buffer, the first.
 +         buffer.untyped_storage().resize_(0)
 """)
 
+wrong("12.5", "every kept buffer is given back").diff("""
+Gives back what has been read.
+-     for buffer, read in kept:
+-         device.current_stream(on).wait_event(read)
+-         buffer.untyped_storage().resize_(0)
+-     kept.clear()
++     for buffer, read in [each for each in kept if each[1].query()]:
++         device.current_stream(on).wait_event(read)
++         buffer.untyped_storage().resize_(0)
++     kept[:] = [each for each in kept if not each[1].query()]
+""")
+wrong("12.5", "this event is another pair's").diff("""
+Keeps one list for all pairs.
+- def hold():
+-     kept = []
++ def hold(kept=[]):
+""")
+
 # 12.6
 
 wrong("12.6", "the gap is the last entry").diff("""
@@ -691,4 +780,10 @@ Cuts along dimension 0 always.
 -     rows = -(-shape[dim] // ranks)
 -     sizes.append(rows * prod(shape[:dim]) * prod(shape[dim + 1 :]))
 +     sizes.append(-(-shape[0] // ranks) * prod(shape[1:]))
+""")
+wrong("12.6", "`shapes` and `dims` afterwards").diff("""
+Takes dimensions from the caller's list.
+- return [*sizes, -sum(sizes) % max(1, 16 // itemsize)]
++ dims.pop()
++ return [*sizes, -sum(sizes) % max(1, 16 // itemsize)]
 """)
