@@ -234,7 +234,7 @@ class Engine:
             if unit.state is not SHARDED and unit.freed_after_backward:
                 self.schedule.free(unit)
             call_post_hooks(unit.view.take_delivered())
-            if not unit.reduces:
+            if unit_pass.owes or unit.partial is not None:
                 unit.show_accumulated()
 
     def abandon_backward(self) -> None:

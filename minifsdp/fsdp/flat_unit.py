@@ -23,7 +23,7 @@ from minifsdp.flat_param import FlatParameter
 from minifsdp.fsdp.gradient import Gradient, is_of_nobody
 from minifsdp.fsdp.offload import HostCopies
 from minifsdp.fsdp.plan import Plan
-from minifsdp.fsdp.reduction import Reduction
+from minifsdp.fsdp.reduction import Reduction, in_dtype
 from minifsdp.fsdp.steps import steps_taken
 from minifsdp.fsdp.unit import UNSHARDED, Unit
 from minifsdp.fsdp.unsharded import Unsharded
@@ -239,10 +239,8 @@ class FlatUnit(Unit):
         if self.plan.keep_low:
             for shard in self.shards:
                 shard.grad_dtype = None  # torch: a gradient may have another dtype
-        elif mean.dtype != self.flat.shard.dtype:
-            low, mean = mean, device.empty(mean.numel(), self.flat.shard.dtype, "gradients", self.device)
-            mean.copy_(low)
-            device.free(low)
+        else:
+            mean = in_dtype(mean, self.flat.shard.dtype)
         if self.plan.offload:
             self.copies.send(mean)
         else:

@@ -64,3 +64,12 @@ class Reduction:
         *_, after = self.scaling(result.dtype, plan.averaged_over)
         if after != 1:
             result.div_(after)
+
+
+def in_dtype(mean: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mean gradient in the dtype of the shards; another one is freed."""
+    if mean.dtype == dtype:
+        return mean
+    cast = device.empty(mean.numel(), dtype, "gradients", mean.device).copy_(mean)
+    device.free(mean)
+    return cast

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from enum import Enum
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from minifsdp.comm import Done, Handle, Label
 from minifsdp.fsdp.view import View
@@ -49,6 +49,7 @@ class Unit(ABC):
         reshard_after_backward: free the leaves after backward. None: yes, unless `reshard_after_forward` and `reduces`
             are False and more micro-batches follow. A unit that stays whole is not gathered again until it is stale.
         lingers: keep the memory and its values when the unit is freed, because a backward may read them without notice.
+        partial: a mean of some ranks, to which those of their replicas will be added.
         is_root: True for the outermost unit, which stays whole from its forward to the end of its backward.
     """
 
@@ -66,6 +67,7 @@ class Unit(ABC):
         self.reduces = True
         self.reshard_after_backward: bool | None = None
         self.is_root = self.lingers = False
+        self.partial: Tensor | None = None
         self._gathering: Handle | Done | None = None
         self._reducing: Handle | None = None
 

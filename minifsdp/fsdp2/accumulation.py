@@ -33,5 +33,6 @@ def drop_accumulated(module: FSDPModule) -> None:
         with reducing(engine.passes, False):
             engine._end_backward()
     for unit in module._units(True):
+        unit.take_accumulated()
         unit.gradients.held.clear()
         engine.schedule.free(unit)

@@ -157,7 +157,8 @@ class State:
     def reduce_accumulated(self) -> None:
         """Reduce what earlier backwards have left unsharded, where that is to be reduced, all at once."""
         if self.engine is not None:
-            for unit_pass in self.engine.passes.values():
+            for unit, unit_pass in self.engine.passes.items():
+                unit.take_accumulated()
                 unit_pass.owes = bool(unit_pass.trained)  # another rank may have gradients that this one lacks
             self.engine._end_backward()
 

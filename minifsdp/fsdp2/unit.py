@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minifsdp import device
 from minifsdp.comm import Group, Handle, Label
 from minifsdp.flat_param import ParamPlaces
 from minifsdp.fsdp.offload import HostCopies
 from minifsdp.fsdp.plan import Plan
+from minifsdp.fsdp.reduction import in_dtype
 from minifsdp.fsdp.steps import steps_taken
 from minifsdp.fsdp.unit import UNSHARDED, Unit
 from minifsdp.fsdp2 import dtensors
@@ -95,7 +95,6 @@ class ParamUnit(Unit):
         self._gathered: list[int] = []  # the versions that were
         self._packed: Tensor | None = None
         self._across: Handle | None = None
-        self._partial: Tensor | None = None  # a mean inside that the replicas have not added to
         self._arriving: deque[list[int]] = deque()
 
     @property
@@ -168,15 +167,19 @@ class ParamUnit(Unit):
 
     @property
     def gradient_dtype(self) -> torch.dtype:
-        return self.plan.reduce or self.plan.compute or self._trained_dtype
-
-    @property
-    def _trained_dtype(self) -> torch.dtype:
-        return self.shards[self.trained[0]].dtype
+        return self.plan.reduce or self.plan.compute or self.shards[self.trained[0]].dtype
 
     @property
     def has_gradient(self) -> bool:
         return bool(self.gradients.held) or self._packed is not None
+
+    def show_accumulated(self) -> None:
+        self.view.show_accumulated(self.trained, self._drop)
+
+    def _drop(self, index: int) -> None:
+        self.gradients.held.pop(index, None)
+        if self.partial is not None and index in self.trained:
+            self._rows.local(self.partial, self.group.rank())[self.trained.index(index)].zero_()
 
     def take_gradient(self, index: int) -> None:
         leaf = self.leaves[index]
@@ -206,13 +209,13 @@ class ParamUnit(Unit):
         if self.plan.across is None:
             self._receive()
             return
-        if self._partial is not None:
-            self._mean.add_(self._partial)
-            self._partial = None
+        if self.partial is not None:
+            self._mean.add_(self.partial)
+            self.partial = None
         if self.all_reduces:
             self._across = self.reduction.start_across(self._mean, self.plan, self.label)
         else:
-            self._partial = self._mean
+            self.partial = self._mean
 
     def finish_reduce(self) -> None:
         if self._across is not None:
@@ -232,11 +235,7 @@ class ParamUnit(Unit):
             nobody = {i for i, none in zip(self._absent, of_nobody(mean, self._rows, columns), strict=True) if none}
             delivered = [index for index in delivered if index not in nobody]
         self.reduction.finish(mean, self.plan)
-        dtype = self._trained_dtype
-        if mean.dtype != dtype:
-            low, mean = mean, device.empty(mean.numel(), dtype, "gradients", self.device)
-            mean.copy_(low)
-            device.free(low)
+        mean = in_dtype(mean, self.shards[self.trained[0]].dtype)
         self._arriving.append(delivered)
         if self.plan.offload:
             self.copies.send(mean)

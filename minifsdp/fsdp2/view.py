@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from minifsdp.fsdp.torch_api.optimizer_checks import check_steps_after_backward,
 from minifsdp.fsdp.view import View, call_hooks, call_post_hooks
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.empty import empty
+from minifsdp.fsdp2.unreduced import Unreduced
 from minifsdp.private import hooks_of, pass_on_hooks
 
 
@@ -31,6 +33,7 @@ class InPlaceView(View):
     def __init__(self, places: list[list[Place]], shards: list[nn.Parameter], pins: bool = False) -> None:
         super().__init__(places, shards)
         self.is_shown, self.pins = False, pins
+        self._unreduced = Unreduced(())
         self._put(shards)
         self._pin()
         self.parts = [dtensors.local_of(p) for p in shards]
@@ -95,6 +98,14 @@ class InPlaceView(View):
     def _pin(self) -> None:
         for p in self.shards if self.pins else []:
             dtensors.pin(p)
+
+    def show_accumulated(self, trained: Iterable[int], drop: Callable[[int], None]) -> None:
+        """Gradients stay in the unit: let `.grad` show it; `take_accumulated` drops those that were zeroed since."""
+        self._unreduced, self._drop = Unreduced((index, self.shards[index]) for index in trained), drop
+
+    def take_accumulated(self) -> None:
+        for index in self._unreduced.end():
+            self._drop(index)
 
     def add(self, parts: list[tuple[int, Tensor]]) -> None:
         """Add pieces of a mean gradient to `.grad` of their parameters, by index; their memory is given away.

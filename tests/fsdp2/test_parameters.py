@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from minifsdp import comm
+from minifsdp.fsdp2 import CPUOffloadPolicy, MixedPrecisionPolicy
 
 check = Checks(__name__)
 
@@ -215,6 +217,104 @@ def parameters_are_shards_between_micro_batches(kept: bool | None) -> None:
     before = [whole(p) for p in model.parameters()]
     optimizer.step()
     assert not any(torch.equal(whole(p), was) for p, was in zip(model.parameters(), before, strict=True))
+
+
+# Gradients that have not been reduced
+
+
+def accumulated(defer: str, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, nn.Module]:
+    """A model after one backward that is not reduced, or not over the replicas; and the one without sharding."""
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3, bias=False))
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
+    model = ours.fully_shard(copy.deepcopy(reference), mesh=mesh, **options)
+    getattr(model, defer)(False)
+    model(rows()).pow(2).sum().backward()
+    return model, torch.optim.SGD(model.parameters(), 0.1), reference
+
+
+DEFERS = {"sync": "set_requires_gradient_sync", "all-reduce": "set_requires_all_reduce"}
+PRECISIONS = {
+    "fp32": {},
+    "bf16": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)},
+    "offload": {"offload_policy": CPUOffloadPolicy()},
+}
+
+
+@check(defer=DEFERS, to_none=(True, False), options=PRECISIONS)
+def zero_grad_drops_what_was_not_reduced(defer: str, to_none: bool, options: dict[str, Any]) -> None:
+    model, optimizer, reference = accumulated(defer, **options)
+    optimizer.zero_grad(set_to_none=to_none)
+    getattr(model, defer)(True)
+    model(rows(1)).pow(2).sum().backward()
+    in_one_process(reference, 1)
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(p.grad.full_tensor(), q.grad, rtol=0.05, atol=0.05)
+
+
+@check(defer=DEFERS)
+def a_step_with_gradients_that_were_not_reduced_is_refused(defer: str) -> None:
+    """On every rank, also on one that has none; not one of other parameters; and training goes on."""
+    model, optimizer, reference = accumulated(defer)
+    other = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)
+    other.step()
+    with pytest.raises(RuntimeError, match="without gradient sync have not been reduced"):
+        optimizer.step()
+    getattr(model, defer)(True)
+    model(rows(1)).pow(2).sum().backward()
+    for step in range(2):
+        in_one_process(reference, step)
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+    optimizer.step()
+
+
+@check(micros=(1, 2), to_none=(True, False))
+def zero_grad_drops_reduced_and_unreduced_gradients(micros: int, to_none: bool) -> None:
+    """A reduced mean, one that waits, and only some of the parameters zeroed."""
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3, bias=False))
+    model = ours.fully_shard(copy.deepcopy(reference))
+    model(rows()).pow(2).sum().backward()
+    model.set_requires_gradient_sync(False)
+    for _ in range(micros):
+        model(rows()).pow(2).sum().backward()
+    model[0].zero_grad(set_to_none=to_none)
+    model.set_requires_gradient_sync(True)
+    for step in (0,) * (micros + 1):
+        in_one_process(reference, step)
+    reference[0].zero_grad()
+    model(rows(1)).pow(2).sum().backward()
+    in_one_process(reference, 1)
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+
+
+class OneOfTwo(nn.Module):
+    """Each rank uses one of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[dist.get_rank()](x)
+
+
+@check()
+def accumulated_gradients_of_one_rank() -> None:
+    torch.manual_seed(0)
+    model = ours.fully_shard(OneOfTwo())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model.set_requires_gradient_sync(False)
+    model(rows()).sum().backward()
+    with pytest.raises(RuntimeError, match="have not been reduced"):
+        optimizer.step()
+    model.reduce_accumulated()
+    model.set_requires_gradient_sync(True)
+    model.reduce_accumulated()
+    assert all(p.grad.full_tensor().any() for p in model.parameters())
+    optimizer.step()
 
 
 # Hooks
