@@ -4,13 +4,14 @@ import re
 from functools import partial
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from minifsdp import comm
 from minifsdp.course.launch import rank_device
-from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, on_ranks
+from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, on_ranks, same
 from minifsdp.course.workshop.comparing import dtype_slip
 from minifsdp.course.workshop.late import link_of
 from minifsdp.tensor_parallel import layouts
@@ -57,10 +58,13 @@ def tensor(what, got, rank):
 def factors(variant, t):
     """x [rows, in] and w [in, out]: the example, then even parts, short parts, and ranks without a part."""
     rows = variant.size
-    sizes = ((rows, 2 * t, 3 * t), (3, 2 * t + 1, 2 * t + 1), (rows, 1, 5), (2, 5, 1), (1, t + 1, t + 1))
+    even = (rows, 2 * t, 3 * t)
+    sizes = (even, (3, 2 * t + 1, 2 * t + 1), (rows, 1, 5), (2, 5, 1), (1, t + 1, t + 1))
     example = torch.tensor([[1.0, 2, 3], [4, 5, 6]]).double(), torch.tensor([[1.0, 2], [3, 4], [5, 6]]).double()
     others = [(randn(m, k, seed=variant.seed), randn(k, n, seed=variant.seed + 1)) for m, k, n in sizes]
-    return [example, *others]
+    again = randn(*even[:2], seed=variant.seed + 2), randn(*even[1:], seed=variant.seed + 3)
+    turned = [each.t().contiguous().t() for each in again]  # the same, stored column by column
+    return [example, *others, again, turned]
 
 
 TOO_FEW = (
@@ -123,6 +127,9 @@ def check_multiply_on(t, answer, variant):
             dim = 1 if by == "columns" else 0
             size = -(-w.shape[dim] // t)
             slips, usual = (columns_slips if by == "columns" else rows_slips)(x, w, t, rank, size)
+            later = [a @ b for _, a, b, *_ in found if (a.shape, b.shape) == (x.shape, w.shape)]
+            if any(same(got, each, 1e-12) for each in later):
+                usual = "its buffer is kept from call to call, and a later call overwrites what this one returned"
             exact(f"result by {where}", tensor(where, got, rank), x @ w, rank=rank, slips=slips, slip=usual)
             messages(where, calls, (x, w, t, size), by, rank)
             most = 2 * x.shape[0] * w.numel() // w.shape[dim] * size
@@ -158,7 +165,12 @@ def columns_slips(x, w, t, rank, size):
 def rows_slips(x, w, t, rank, size):
     mine = slice(rank * size, (rank + 1) * size)
     partial_sum = x[:, mine] @ w[mine]
+    some = -(-w.shape[0] // size)  # ranks with rows
+    last = slice((some - 1) * size, some * size)
     slips = {
+        "a rank without rows adds zeros; here, the last rows are added again": (
+            x @ w + (t - some) * (x[:, last] @ w[last]) if some < t else None
+        ),
         "this is only this rank's partial sum: the partial sums of all ranks have to be added up": partial_sum,
         "partial sums are added up; a mean also divides by t": x @ w / t,
         "this is the maximum of the ranks' partial sums, not their sum": torch.stack(
@@ -188,6 +200,14 @@ def messages(where, calls, sizes, by, rank):
         weight: [f"all_gather of {w.numel() * ITEM} bytes"],
     }
     slip = "columns need one all-gather of the results; rows need one all-reduce"
+    op, size_of = one.split()[0], int(one.split()[2])
+    slips |= {
+        f"the result is sent in another dtype than that of x and w: {factor} times the bytes": [
+            f"{op} of {int(size_of * factor)} bytes"
+        ]
+        for factor in (0.25, 0.5, 2)
+        if not any([f"{op} of {int(size_of * factor)} bytes"] == each for each in slips.values())
+    }
     if len(calls) > 1:
         slip = "one message is enough: " + ("an all-gather" if by == "columns" else "an all-reduce")
     expect(f"messages of {where}", calls, [one], rank=rank, slips=slips, slip=slip)
@@ -199,7 +219,10 @@ def messages(where, calls, sizes, by, rank):
 def crossed(function, x, gradient):
     """A function's effect on a tensor and on its gradient, with the messages in each direction."""
     leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
-    given = leaf.detach().clone(), gradient.clone()
+    given = (
+        leaf.detach().clone(memory_format=torch.preserve_format),
+        gradient.clone(memory_format=torch.preserve_format),
+    )
     with comm.record() as forward:
         y = function(leaf)
     if not isinstance(y, Tensor):
@@ -221,6 +244,11 @@ def crossed(function, x, gradient):
                 raise
             return found | {"gradient": torch.zeros(*map(int, shape[1].split(", ")), dtype=x.dtype)}
     for name, now, was in (("x", leaf.detach(), given[0]), ("the gradient that came in", gradient, given[1])):
+        if now.shape != was.shape or now.stride() != was.stride():
+            raise AnswerError(
+                f"{name}: expected shape {list(was.shape)} as before, got {list(now.shape)}\nlikely slip: {name} was "
+                "transposed in place, but may be in use elsewhere: `transpose` and `movedim` return another tensor"
+            )
         if not torch.equal(now, was):
             raise AnswerError(
                 f"{name}: expected the same values as before, got others\nlikely slip: {name} was summed in place, but "
@@ -246,13 +274,38 @@ def expanded(function, x):
 def kept_apart(function, x, gradient):
     """Whether a second call leaves the first one's result, and gradient, as they are."""
     first, second = x.clone().requires_grad_(), (2 * x).requires_grad_()
-    y = function(first)
-    result = y.detach().clone()
-    z = function(second)
-    (of_first,) = torch.autograd.grad(y, first, gradient)
-    was = of_first.clone()
-    torch.autograd.grad(z, second, 3 * gradient)
-    return torch.equal(y.detach(), result), torch.equal(of_first, was)
+    try:
+        y = function(first)
+        result = y.detach().clone()
+        z = function(second)
+        (of_first,) = torch.autograd.grad(y, first, gradient)
+        was = of_first.clone()
+        torch.autograd.grad(z, second, 3 * gradient)
+        return torch.equal(y.detach(), result), torch.equal(of_first, was)
+    except RuntimeError as error:
+        if "modified" not in str(error) or getattr(comm.link, "pending", None):  # late.py explains a missing wait
+            raise
+        raise AnswerError(
+            f"a second call: autograd finds what the first one returned changed\nlikely slip: {APART}"
+        ) from (error)
+
+
+def of_two_groups(answer, f, g, x):
+    """What pairs of functions of two groups do, of which the second group is this rank alone: values and gradients.
+
+    The functions of the first group are called after those of the second were made.
+    """
+    alone = dist.new_group([comm.world().rank()], use_local_synchronization=True)
+    found = []
+    for function in (*pair_of(answer, alone), f, g):
+        leaf = x.clone().requires_grad_()
+        y = function(leaf)
+        y.backward(torch.ones_like(y) * (1 + comm.world().rank()))
+        found.append((y.detach().clone(), leaf.grad))
+    return found
+
+
+ONE_GROUP = "a second pair of functions, of another group, has changed the first: each pair keeps its own group"
 
 
 def not_contiguous(function, x, gradient):
@@ -290,13 +343,23 @@ def observe_pair(answer, inputs):
     found["g"]["order"] = crossed(g, in_other_order(x, group.rank()), gradient)["value"]
     with torch.no_grad():
         found["g"]["without"] = g(x).clone()
+    found["two"] = of_two_groups(answer, f, g, x)
     for name, each in (("f", f), ("g", g)):
         found[name]["apart"] = kept_apart(each, x, gradient)
         found[name]["shapes"] = [of_shape(each, x, gradient, shape) for shape in SHAPES]
+        found[name]["dtypes"] = [of_dtype(each, x, gradient, dtype) for dtype in DTYPES]
     return found
 
 
 SHAPES = ((2, -1), (-1,), (2, 2, -1), (1, 2, 1, -1))  # of the first 4 elements
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def of_dtype(function, x, gradient, dtype):
+    """The dtypes of the result and of the gradient, and the bytes of the messages, for tensors of this dtype."""
+    found = crossed(function, x.to(dtype), gradient.to(dtype))
+    bytes_sent = [int(each.split()[2]) for each in (*found["forward"], *found["backward"])]
+    return [str(found[name].dtype).removeprefix("torch.") for name in ("value", "gradient")], bytes_sent
 
 
 def of_shape(function, x, gradient, shape):
@@ -313,8 +376,8 @@ def of_shape(function, x, gradient, shape):
     ]
 
 
-def check_calls(what, found, rank):
-    """Tensors of any shape, and a second call."""
+def check_calls(what, found, rank, numel):
+    """Tensors of any shape and dtype, and a second call."""
     for got in found["shapes"]:
         shape = got[0] if isinstance(got, list) else got
         slip = "f and g accept tensors of any shape, and return that shape in both directions"
@@ -326,6 +389,11 @@ def check_calls(what, found, rank):
         rank=rank,
         slip=APART,
     )
+    for dtype, (dtypes, bytes_sent) in zip(DTYPES, found["dtypes"], strict=True):
+        name = str(dtype).removeprefix("torch.")
+        slip = "everything stays in the dtype of x: no buffer and no message has another one"
+        expect(f"{what}, x of {name}, dtypes of result and gradient", dtypes, [name] * 2, rank=rank, slip=slip)
+        expect(f"{what}, x of {name}, bytes sent", bytes_sent, [numel * dtype.itemsize], rank=rank, slip=slip)
 
 
 @check("13.2")
@@ -339,8 +407,19 @@ def check_f_and_g(answer, variant):
             mine, gradient = inputs[rank]
             enter(found["f"], mine, gradient, gradients, message, t, rank)
             leave(found["g"], x, mine, gradient, gradients, message, t, rank)
-            check_calls(f"f on {t} ranks", found["f"], rank)
-            check_calls(f"g on {t} ranks", found["g"], rank)
+            check_calls(f"f on {t} ranks", found["f"], rank, x.numel())
+            check_calls(f"g on {t} ranks", found["g"], rank, x.numel())
+            check_two(found["two"], mine, x, t, rank)
+
+
+def check_two(found, mine, x, t, rank):
+    """Values and gradients of the functions of this rank alone, then of all ranks."""
+    own, total = (torch.ones_like(mine) * each for each in (1 + rank, t * (t + 1) // 2))
+    wanted = (mine, own), (mine, own), (mine, total), (x, own)
+    names = ("f of one rank", "g of one rank", f"f of {t} ranks", f"g of {t} ranks")
+    for name, got, values in zip(names, found, wanted, strict=True):
+        for what, a, b in zip(("its output", "the gradient of x"), got, values, strict=True):
+            exact(f"{name}, with two pairs, {what}", a, b, rank=rank, slip=ONE_GROUP)
 
 
 def enter(f, x, gradient, gradients, message, t, rank):
@@ -365,7 +444,7 @@ def enter(f, x, gradient, gradients, message, t, rank):
     expect(f"{what}, messages forward", f["forward"], [], rank=rank, slip="f sends nothing in the forward pass")
     slip = "f runs one all-reduce of the gradient, `comm.all_reduce`"
     expect(f"{what}, messages backward", f["backward"], message, rank=rank, slip=slip)
-    slip = "the gradient was summed in place, so x, which receives the same tensor directly, got the sum: sum a copy"
+    slip = "f sums the gradient of its own output; what x receives directly was summed, too, in place or by a hook on x"
     exact(f"the gradient of x + f(x) on {t} ranks", f["later"], gradient + gradients, rank=rank, slip=slip)
     slip = "the gradient of a sum is a single element in memory, expanded: sum a contiguous copy of it"
     exact(f"the gradient of x for f(x).sum() on {t} ranks", f["expanded"], torch.full_like(x, t), rank=rank, slip=slip)
@@ -446,15 +525,15 @@ def observe_mlp(answer, whole):
             raise
         raise AnswerError(
             f"x of shape {list(whole[0].shape)}: it raises {error}\n"
-            "likely slip: x is [.., h], with any number of dimensions before h: `F.linear` and `@` accept all of them"
+            "likely slip: x is [.., h], with one or more dimensions: `F.linear` and `@` accept all of them"
         ) from error
     if not (isinstance(y, Tensor) and y.requires_grad):
         raise AnswerError(f"expected a tensor with a gradient, got {describe(y)}")
     if y.shape != whole[-1].shape:
-        raise AnswerError(
-            f"the output: expected {list(whole[-1].shape)}, got {list(y.shape)}\n"
-            "likely slip: the output has all features: it is the sum of the ranks' partial sums"
-        )
+        slip = "the output has all features: it is the sum of the ranks' partial sums"
+        if y.numel() == whole[-1].numel():
+            slip = "the output has the dimensions of x: give back those that you have flattened"
+        raise AnswerError(f"the output: expected {list(whole[-1].shape)}, got {list(y.shape)}\nlikely slip: {slip}")
     with comm.record() as backward:
         y.backward(whole[-1])
     same = all(torch.equal(leaf.detach(), was) for leaf, was in zip(leaves, before, strict=True))
@@ -534,7 +613,8 @@ def gradient_slips(name, right, partial_sum, t):
 # 13.4
 
 
-TOKENS_APART = "large and small tokens"
+IN_FLOAT32 = "float32"
+TOKENS_APART, ONE_LARGE = "large and small tokens", "large logits on one rank"
 
 
 def losses_of(variant):
@@ -543,10 +623,12 @@ def losses_of(variant):
         for name, classes, far, spread in (
             ("even parts", 4 * t, 0.0, t),
             ("a short part", 3 * t - 1, 0.0, t),
-            ("large logits on one rank", 4 * t, 2e3, 1),
             ("large logits", 4 * t, 2e3, t),
+            (ONE_LARGE, 4 * t, 2e3, 1),
             (TOKENS_APART, 4 * t, 0.0, t),
             ("the lab's vocabulary", 257, 0.0, t),
+            ("one class for each rank", t, 0.0, t),
+            (IN_FLOAT32, 4 * t, 0.0, t),
         ):
             logits = randn(variant.size + 4, classes, seed=variant.seed + classes)
             logits[:, : classes * spread // t] += far
@@ -555,7 +637,9 @@ def losses_of(variant):
             width, even = -(-classes // t), classes // t
             edges = [5, 0, width - 1, width, classes - 1, even - 1, even, 2 * even - 1, 2 * even, 2 * width]
             targets = torch.tensor(edges + list(range(variant.size)))[: variant.size + 4] % classes
-            yield t, name, logits, targets
+            yield t, name, logits.float() if name == IN_FLOAT32 else logits, targets
+            if name == "even parts":
+                yield t, "one token", logits[:1], targets[:1]
 
 
 def observe_losses(answer, cases):
@@ -625,10 +709,17 @@ def compare_loss(seen, case, t, rank):
         slip = "exp of a large logit is inf: first subtract the token's maximum over all ranks"
         if name == TOKENS_APART:
             slip = "each token has a maximum of its own, over its classes: all exponentials of the others become 0"
+        elif name == ONE_LARGE and bool(loss.gt(0).all()):
+            slip = (
+                "the target's probability is 0 in floating point, and log 0 is -inf: subtract x_target - m from the log"
+            )
         elif bool(loss.lt(0).all()):
             slip = "all exponentials are 0, because the ranks' maxima were added up: reduce them with `comm.MAX`"
-    exact(f"the loss, {where}", loss, right.detach(), rank=rank, slips=slips, slip=slip)
-    numbers = len(targets) * ITEM
+    close = exact if logits.dtype == torch.float64 else partial(expect, tolerance=1e-5)
+    if loss.dtype != logits.dtype:
+        slip = f"the loss has the dtype of the logits, {logits.dtype}"
+    close(f"the loss, {where}", loss, right.detach(), rank=rank, slips=slips, slip=slip)
+    numbers = len(targets) * logits.dtype.itemsize
     slips = {
         "either the sum of exponentials or the target's logit was not summed over the ranks": (
             [f"all_reduce of {numbers} bytes"] * 2
@@ -654,7 +745,7 @@ def compare_loss(seen, case, t, rank):
         "the softmax is missing: the sum of exponentials went through a collective without a derivative; use g": -hot,
     }
     slip = "the maximum cancels in the loss, so it needs no gradient: `detach()` it"
-    exact(f"the gradient of the logits, {where}", gradient, wanted, rank=rank, slips=slips, slip=slip)
+    close(f"the gradient of the logits, {where}", gradient, wanted, rank=rank, slips=slips, slip=slip)
     expect(
         f"messages backward, {where}", backward, [], rank=rank, slip="nothing is sent in the backward pass: g copies"
     )
@@ -672,6 +763,8 @@ def loss_slips(logits, targets, t, rank):
     own = (parts[rank] - largest[:, None]).exp().sum(1)
     theirs = maxima.gather(0, owners[None])[0]
     right = total.log() - (wanted - largest)
+    centred = [each - largest[:, None] for each in parts]
+    firsts = [sum(each.shape[1] for each in parts[:r]) for r in range(t)]
     shift = sum(
         F.pad(each - largest[:, None], (0, logits.shape[1])).gather(1, targets[:, None])[:, 0] for each in parts
     )
@@ -686,6 +779,12 @@ def loss_slips(logits, targets, t, rank):
         ).mean(),
         "the maximum was subtracted in the sum, but not from the target's logit": (total.log() - wanted).mean(),
         "the index of a target on this rank is relative to `first`": (total.log() - shift).mean(),
+        "`first` is given: rank times this rank's number of classes is another number where the last rank has fewer": (
+            total.log() - found_at(centred, targets, [r * each.shape[1] for r, each in enumerate(parts)])
+        ).mean(),
+        "a rank has the classes from `first` to `first` + V_r - 1: one more was counted": (
+            total.log() - found_at(centred, targets, firsts, more=1)
+        ).mean(),
         "the target's logit is missing": total.log().mean(),
         "the target's logit is missing on ranks that do not have it: sum it over the ranks": (
             total.log() - (wanted - largest) * (owners == rank)
@@ -695,6 +794,16 @@ def loss_slips(logits, targets, t, rank):
         text = f"{column} was counted on ranks that do not have the target; those ranks contribute 0"
         slips[text] = (right - others).mean()
     return {text: wrong for text, wrong in slips.items() if bool(torch.isfinite(wrong).all())}
+
+
+def found_at(parts, targets, firsts, more=0):
+    """The sum of what the ranks find for each target, if classes begin at `firsts`, with some `more` at the end."""
+    total = 0.0
+    for each, first in zip(parts, firsts, strict=True):
+        index, last = targets - first, each.shape[1] - 1
+        here = (index >= 0) & (index <= last + more)
+        total = total + each.gather(1, index.clamp(0, last)[:, None])[:, 0] * here
+    return total
 
 
 def foreign_logits(parts, targets, owners):
@@ -734,8 +843,14 @@ def observe_sequence(answer, inputs):
             several = kept_apart({"f": f, "g": g}[name], x, gradient)
             one = kept_apart({"f": f, "g": g}[name], x[:1], gradient[:1])  # a move of dimensions copies nothing
             found[name]["apart"] = tuple(a and b for a, b in zip(several, one, strict=True))
-    if found["g"]["value"].shape == mine.shape:
-        crossed(g, whole[:1].contiguous(), mine[:1].contiguous())  # one sequence: a move of dimensions copies nothing
+    results = [found[name][what] for name in "fg" for what in ("value", "gradient")]
+    shapes = [None if each is None else each.shape for each in results]
+    if shapes == [whole.shape, mine.shape, mine.shape, whole.shape]:
+        small = mine[:1, :1], whole[:1, : group.size()]
+        found["small"] = crossed(f, *small), crossed(g, *small[::-1])
+        floats = mine.float(), whole.float()
+        found["float32"] = crossed(f, *floats), crossed(g, *floats[::-1])
+        found["two"] = of_two_groups(answer, f, g, whole)
     return found
 
 
@@ -771,6 +886,35 @@ def check_sequence(answer, variant):
             for name, apart in (("f", f["apart"]), ("g", g["apart"])):
                 what = f"{name} on {t} ranks, result and gradient after a second call: unchanged"
                 expect(what, apart, (True, True), rank=rank, slip=APART)
+            more_sequences(found, parts, wholes, t, rank)
+
+
+def more_sequences(found, parts, wholes, t, rank):
+    """One sequence with one token on each rank; float32; two groups."""
+    total = sum(wholes)
+    own = part(total, 1, t, rank)
+    tokens, sums = torch.cat([each[:1, :1] for each in parts], 1), total[:1, :t]
+    small = tokens, sums[:, rank : rank + 1]
+    halves = (torch.cat([each.float() for each in parts], 1), own.float())
+    cases = ("one sequence, with one token on each rank", "small", small), ("in float32", "float32", halves)
+    for where, key, (a, b) in cases:
+        for name, got, value, gradient in (("f", found[key][0], a, b), ("g", found[key][1], b, a)):
+            slip = "everything stays in the dtype of x" if key == "float32" else DIMENSION
+            for what, one, other in (("output", got["value"], value), ("gradient", got["gradient"], gradient)):
+                expect(f"{name} on {t} ranks, its {what}, {where}", one, other, rank=rank, slip=slip)
+            sent = [int(each.split()[2]) for each in (*got["forward"], *got["backward"])]
+            expect(f"{name} on {t} ranks, bytes sent, {where}", sent, [a.nbytes] * 2, rank=rank, slip=slip)
+    mine, ones = wholes[rank], torch.ones_like(wholes[rank])
+    of_tokens = torch.cat([torch.ones_like(parts[rank]) * (1 + r) for r in range(t)], 1)
+    wanted = (
+        ("f of one rank", mine, ones * (1 + rank)),
+        ("g of one rank", mine, ones * (1 + rank)),
+        (f"f of {t} ranks", torch.cat(wholes, 1), ones * (t * (t + 1) // 2)),
+        (f"g of {t} ranks", own, of_tokens),
+    )
+    for got, (name, *values) in zip(found["two"], wanted, strict=True):
+        for what, one, other in zip(("its output", "the gradient of x"), got, values, strict=True):
+            exact(f"{name}, with two pairs, {what}", one, other, rank=rank, slip=ONE_GROUP)
 
 
 DIMENSION = (
@@ -838,12 +982,23 @@ def dear(size):
 # 13.6
 
 
-def observe_norm(answer, seed, size):
+NORMED = ((2, None, 5), (1, 1, 4))  # samples, tokens and features; None: the variant's size
+
+
+def shape_of(each, size):
+    return tuple(size if number is None else number for number in each)
+
+
+def observe_norms(answer, seed, size):
+    return [observe_norm(answer, seed, shape_of(each, size)) for each in NORMED]
+
+
+def observe_norm(answer, seed, shape):
     group = comm.world()
     mine, weight, bias, gradient = here(
-        randn(2, size, 5, seed=seed, rank=group.rank()),
-        *(randn(5, seed=seed + number) for number in (11, 12)),
-        randn(2, size, 5, seed=seed + 1, rank=group.rank()),
+        randn(*shape, seed=seed, rank=group.rank()),
+        *(randn(shape[2], seed=seed + number) for number in (11, 12)),
+        randn(*shape, seed=seed + 1, rank=group.rank()),
     )
     leaves = [leaf.requires_grad_() for leaf in (mine, weight, bias)]
     given = [leaf.detach().clone() for leaf in leaves]
@@ -860,52 +1015,56 @@ def observe_norm(answer, seed, size):
 @check("13.6")
 def check_norm(answer, variant):
     """Each token is normalized independently; gradients of weight and bias cover all tokens on every rank."""
-    seed, size = variant.seed, variant.size
     for t in dict.fromkeys((variant.ranks, 3)):
-        seen = on_ranks(t, observe_norm, answer, seed, size)
-        own = [one_norm(seed, size, rank) for rank in range(t)]
-        for rank, (y, gradients, forward, backward, same) in enumerate(seen):
-            what = f"the norm on {t} ranks"
-            wanted, mine = own[rank]
-            slip = "a norm treats each token independently, so the forward pass needs no message"
-            expect(f"{what}, messages forward", forward, [], rank=rank, slip=slip)
-            slip = "apply LayerNorm over the last dimension, with eps 1e-5"
-            exact(f"{what}, the output", y, wanted, rank=rank, slip=slip)
-            slip = "the tokens and the parameters belong to the caller: do not change them"
-            expect(f"{what}, tokens, weight and bias unchanged", same, [True] * 3, rank=rank, slip=slip)
-            totals = [sum(each[1][number] for each in own) for number in range(3)]
+        seen = on_ranks(t, observe_norms, answer, variant.seed, variant.size)
+        for number, each in enumerate(NORMED):
+            compare_norms([found[number] for found in seen], variant.seed, shape_of(each, variant.size), t)
+
+
+def compare_norms(seen, seed, shape, t):
+    own = [one_norm(seed, shape, rank) for rank in range(t)]
+    for rank, (y, gradients, forward, backward, unchanged) in enumerate(seen):
+        what = f"the norm of {list(shape)} on {t} ranks"
+        wanted, mine = own[rank]
+        slip = "a norm treats each token independently, so the forward pass needs no message"
+        expect(f"{what}, messages forward", forward, [], rank=rank, slip=slip)
+        slip = "apply LayerNorm over the last dimension, with eps 1e-5"
+        exact(f"{what}, the output", y, wanted, rank=rank, slip=slip)
+        slip = "the tokens and the parameters belong to the caller: do not change them"
+        expect(f"{what}, tokens, weight and bias unchanged", unchanged, [True] * 3, rank=rank, slip=slip)
+        totals = [sum(each[1][number] for each in own) for number in range(3)]
+        slips = {
+            "f was applied to the tokens and added up gradients of different tokens: apply it to the parameters": (
+                totals[0]
+            ),
+            "f was applied to the output and added up gradients of different tokens: apply it to weight and bias": (
+                one_norm(seed, shape, rank, gradients_of=range(t))[1][0]
+            ),
+        }
+        slip = "only the gradients of weight and bias are summed; that of the input covers only this rank's tokens"
+        exact(f"{what}, the gradient of its input", gradients[0], mine[0], rank=rank, slips=slips, slip=slip)
+        for number, name in ((1, "weight"), (2, "bias")):
+            got = torch.zeros_like(totals[number]) if gradients[number] is None else gradients[number]
             slips = {
-                "f was applied to the tokens and added up gradients of different tokens: apply it to the parameters": (
-                    totals[0]
+                f"this covers only this rank's tokens: the ranks' gradients of the {name} are partial sums": (
+                    mine[number]
                 ),
-                "f was applied to the output and added up gradients of different tokens: apply it to weight and bias": (
-                    one_norm(seed, size, rank, gradients_of=range(t))[1][0]
-                ),
+                "partial sums are added up; a mean also divides by t": totals[number] / t,
+                "f was applied once too often: this is a sum of sums": t * totals[number],
+                f"the {name} is a parameter and needs a gradient": torch.zeros_like(got),
             }
-            slip = "only the gradients of weight and bias are summed; that of the input covers only this rank's tokens"
-            exact(f"{what}, the gradient of its input", gradients[0], mine[0], rank=rank, slips=slips, slip=slip)
-            for number, name in ((1, "weight"), (2, "bias")):
-                got = torch.zeros_like(totals[number]) if gradients[number] is None else gradients[number]
-                slips = {
-                    f"this covers only this rank's tokens: the ranks' gradients of the {name} are partial sums": (
-                        mine[number]
-                    ),
-                    "partial sums are added up; a mean also divides by t": totals[number] / t,
-                    "f was applied once too often: this is a sum of sums": t * totals[number],
-                    f"the {name} is a parameter and needs a gradient": torch.zeros_like(got),
-                }
-                exact(f"{what}, the gradient of its {name}", got, totals[number], rank=rank, slips=slips)
-            size_of = sum(int(each.split()[2]) for each in backward)
-            slip = "the gradients of weight and bias are summed, and nothing else is sent"
-            expect(f"{what}, bytes of messages backward", size_of, 2 * 5 * ITEM, rank=rank, slip=slip)
+            exact(f"{what}, the gradient of its {name}", got, totals[number], rank=rank, slips=slips)
+        size_of = sum(int(each.split()[2]) for each in backward)
+        slip = "the gradients of weight and bias are summed, and nothing else is sent"
+        expect(f"{what}, bytes of messages backward", size_of, 2 * shape[2] * ITEM, rank=rank, slip=slip)
 
 
-def one_norm(seed, size, rank, gradients_of=None):
+def one_norm(seed, shape, rank, gradients_of=None):
     """One rank's output, and its gradients from the output gradients of that rank alone, or of several ranks."""
-    x = randn(2, size, 5, seed=seed, rank=rank).requires_grad_()
-    weight, bias = (randn(5, seed=seed + number).requires_grad_() for number in (11, 12))
-    y = F.layer_norm(x, (5,), weight, bias)
-    y.backward(sum(randn(2, size, 5, seed=seed + 1, rank=each) for each in gradients_of or (rank,)))
+    x = randn(*shape, seed=seed, rank=rank).requires_grad_()
+    weight, bias = (randn(shape[2], seed=seed + number).requires_grad_() for number in (11, 12))
+    y = F.layer_norm(x, shape[2:], weight, bias)
+    y.backward(sum(randn(*shape, seed=seed + 1, rank=each) for each in gradients_of or (rank,)))
     return y.detach(), [x.grad, weight.grad, bias.grad]
 
 
@@ -922,8 +1081,9 @@ def check_bytes_sent(answer, variant):
         (1000, 8, 8, 4),
         (32, 32, 1, 8),
         (96, 24, variant.ranks, 2),
+        (48, 20, 5, 4),
     ):
-        parameters = 12 * width**2 + 13 * width
+        parameters = 12 * width**2 + (13 * width if ranks != 5 else -7)  # the last block has other biases
         rows.append((tokens, width, parameters, ranks, itemsize, answer(tokens, width, parameters, ranks, itemsize)))
     for *_, got in rows:
         if not (isinstance(got, tuple | list) and len(got) == 2):
@@ -963,6 +1123,11 @@ def slips_of_bytes(tokens, width, parameters, ranks, itemsize):
             "this is a number of elements, not of bytes": tensor_parallel / itemsize,
             "these are the bytes of all ranks; return those of one rank": tensor_parallel * ranks,
             "return tensor parallelism first, then FSDP": fsdp,
+            "an element has `itemsize` bytes, which need not be 4": tensor_parallel / itemsize * 4,
+            "4 all-reduces are for one block: what the loss sends does not belong to it": tensor_parallel * 5 / 4,
+            "a rank sends (t - 1) / t of a tensor, a float: nothing is rounded": 8.0
+            * (tokens * width * (ranks - 1) // ranks)
+            * itemsize,
         },
         {
             "parameters are gathered for the forward and again for the backward pass; gradients are reduced once": fsdp
@@ -972,6 +1137,18 @@ def slips_of_bytes(tokens, width, parameters, ranks, itemsize):
             "a rank sends (t - 1) / t of a tensor each time, because it already has one shard": whole[1],
             "this is a number of elements, not of bytes": fsdp / itemsize,
             "parameters are sent twice and gradients once": fsdp / 3,
+            "an element has `itemsize` bytes, which need not be 4": fsdp / itemsize * 4,
+            "gradients have `itemsize` bytes per element, too, which need not be 4": fsdp
+            * (2 * itemsize + 4)
+            / (3 * itemsize),
+            "a rank sends (t - 1) / t of a tensor, a float: nothing is rounded": 3.0
+            * (parameters * (ranks - 1) // ranks)
+            * itemsize,
+            "`parameters` is given; it need not be 12 h^2 + 13 h": 3.0
+            * (12 * width**2 + 13 * width)
+            * itemsize
+            * (ranks - 1)
+            / ranks,
             "these are the bytes of all ranks; return those of one rank": fsdp * ranks,
         },
     )

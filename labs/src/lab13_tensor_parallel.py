@@ -192,7 +192,7 @@ predict("13.2", ..., "factor in the gradients of the first of two pairs, on 2 ra
 # %% tags=["exercise-13.2"]
 @exercise("13.2")
 def f_and_g(group: Group) -> tuple[Operator, Operator]:
-    """Return f and g, which accept tensors of any shape.
+    """Return f and g for a group, which accept tensors of any shape and dtype. Results and messages have that dtype.
 
     f(x): returns x. In the backward pass, it returns the sum of the ranks' gradients over `group`.
     g(x): returns the sum of the ranks' x over `group`. In the backward pass, it returns the gradient unchanged.
@@ -232,7 +232,7 @@ def mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor,
     There is one message in the forward pass, from g, and one in the backward pass, from f.
 
     Args:
-        x: [.., h], replicated.
+        x: [.., h], with one or more dimensions, replicated.
         up: [inner / t, h], this rank's columns, as `nn.Linear` stores them.
         up_bias: [inner / t], this rank's shard.
         down: [h, inner / t], this rank's rows, as `nn.Linear` stores them.
@@ -381,7 +381,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Group, g: 
         g: the g of 13.2, which sums in the forward pass and copies in the backward pass.
 
     Returns:
-        The mean over the tokens: a scalar, the same on every rank.
+        The mean over the tokens: a scalar of the logits' dtype, the same on every rank.
     """
     ...
 
@@ -692,8 +692,8 @@ def sequence_f_and_g(group: Group) -> tuple[Operator, Operator]:
         gradient [b, s, h] that is a partial sum.
     g(partial sum): [b, s, h] -> [b, s / t, h], this rank's tokens of the sum. s is divisible by t.
 
-    Each function runs one collective in each direction. The collectives join and split contiguous
-    tensors along the first dimension: `comm.all_gather(output, part, group).wait()` and
+    Each function runs one collective in each direction, in the dtype of its input. The collectives join and
+    split contiguous tensors along the first dimension: `comm.all_gather(output, part, group).wait()` and
     `comm.reduce_scatter(part, full, group).wait()`.
     """
     ...

@@ -172,6 +172,29 @@ def multiply(x, w, by, group):
     return torch.cat([each[:, : part.shape[1]] for each, part in zip(gathered, parts, strict=True)], 1)
 
 
+wrong("13.1", "a rank without rows adds zeros").diff("""
+Adds the last rows again on ranks without rows.
+-     mine = slice(rank * size, (rank + 1) * size)
++     start = min(rank, -(-w.shape[0] // size) - 1) * size
++     mine = slice(start, start + size)
+""")
+wrong("13.1", "sent in another dtype than that of x and w: 0.5 times the bytes").diff("""
+Sends float32.
+-     comm.all_reduce(product, group).wait()
+-     return product
++     sent = product.float()
++     comm.all_reduce(sent, group).wait()
++     return sent.to(product.dtype)
+""")
+wrong("13.1", "a later call overwrites what this one returned").diff("""
+Keeps a buffer for each shape.
+- def multiply(x, w, by, group):
++ def multiply(x, w, by, group, kept={}):
+-     product = x[:, mine] @ w[mine]
++     key = x.shape[0], w.shape[1]
++     product = torch.matmul(x[:, mine], w[mine], out=kept.setdefault(key, x.new_empty(key)))
+""")
+
 # 13.2
 
 wrong("13.2", "an all-reduce in both directions: all ranks continue").diff("""
@@ -267,6 +290,61 @@ Keeps one buffer for all calls.
 + def summed(x):
 """)
 
+wrong("13.2", "each pair keeps its own group").diff("""
+Sums over the group of the newest pair.
+- def summed(x):
++ f_and_g.newest = group
++ def summed(x):
+-     comm.all_reduce(total, group).wait()
++     comm.all_reduce(total, f_and_g.newest).wait()
+""")
+wrong("13.2", "no message has another one").diff("""
+Sums in float64.
+-     total = x.clone(memory_format=torch.contiguous_format)
++     total = x.double().clone(memory_format=torch.contiguous_format)
+-     return total
++     return total.to(x.dtype)
+""")
+
+
+@wrong("13.2", "in place or by a hook on x")
+def f_and_g(group):
+    """Sums the gradient of x itself, by a hook."""
+
+    def summed(x):
+        total = x.clone(memory_format=torch.contiguous_format)
+        comm.all_reduce(total, group).wait()
+        return total
+
+    def f(x):
+        if x.requires_grad:
+            x.register_hook(summed)
+        return x.view_as(x)
+
+    class Leave(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return summed(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    return f, Leave.apply
+
+
+wrong("13.2", "autograd finds what the first one returned changed").diff("""
+Returns views of one buffer.
+- def summed(x):
++ kept = {}
++ def summed(x):
+-     total = x.clone(memory_format=torch.contiguous_format)
++     key = x.shape, x.dtype
++     total = kept.setdefault(key, torch.empty(x.shape, dtype=x.dtype, device=x.device)).copy_(x)
+-     return total
++     return total.view(x.shape)
+""")
+
 # 13.3
 
 wrong("13.3", "every rank added the second bias before the sum").diff("""
@@ -337,10 +415,16 @@ Lets x in through f twice.
 + hidden = F.gelu(F.linear(f(f(x)), up, up_bias))
 """)
 
-wrong("13.3", "with any number of dimensions before h").diff("""
+wrong("13.3", "with one or more dimensions").diff("""
 Has exactly one batch and one sequence.
 - hidden = F.gelu(F.linear(f(x), up, up_bias))
 + hidden = F.gelu(torch.einsum("bsh,ih->bsi", f(x), up) + up_bias)
+""")
+
+wrong("13.3", "give back those that you have flattened").diff("""
+Returns rows.
+- return g(F.linear(hidden, down)) + down_bias
++ return (g(F.linear(hidden, down)) + down_bias).reshape(-1, x.shape[-1])
 """)
 
 # 13.4
@@ -507,6 +591,31 @@ Computes in float32.
 + return (sums[0].log() - sums[1]).mean().double()
 """)
 
+wrong("13.4", "`first` is given").diff("""
+Computes the first class.
+- index = targets - first
++ index = targets - group.rank() * logits.shape[1]
+""")
+wrong("13.4", "one more was counted").diff("""
+Counts the next rank's first class.
+- here = (index >= 0) & (index < logits.shape[1])
+- wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
++ here = (index >= 0) & (index <= logits.shape[1])
++ wanted = shifted.gather(1, index.clamp(0, logits.shape[1] - 1)[:, None])[:, 0] * here
+""")
+wrong("13.4", "log 0 is -inf").diff("""
+Takes the logarithm of the target's probability.
+- wanted = shifted.gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
++ wanted = shifted.exp().gather(1, torch.where(here, index, 0)[:, None])[:, 0] * here
+- return (sums[0].log() - sums[1]).mean()
++ return -(sums[1] / sums[0]).log().mean()
+""")
+wrong("13.4", "the loss has the dtype of the logits").diff("""
+Computes in float64.
+- shifted = logits - largest[:, None]
++ shifted = (logits - largest[:, None]).double()
+""")
+
 # 13.5
 
 wrong("13.5", "the shards are joined along the batch").diff("""
@@ -638,6 +747,27 @@ Calls the batch the sequence.
 +     part = x.reshape(x.shape[1], x.shape[0], x.shape[2])
 """)
 
+wrong("13.5", "each pair keeps its own group").diff("""
+Works on the group of the newest pair.
+- def gathered(x):
++ sequence_f_and_g.newest = group
++ def gathered(x):
++     group = sequence_f_and_g.newest
+- def scattered(x):
++ def scattered(x):
++     group = sequence_f_and_g.newest
+""")
+wrong("13.5", "was transposed in place").diff("""
+Transposes the caller's tensor.
+-     whole = x.movedim(1, 0).contiguous()
++     whole = x.transpose_(0, 1).contiguous()
+""")
+wrong("13.5", "everything stays in the dtype of x").diff("""
+Gathers in float64.
+-     part = x.movedim(1, 0).contiguous()
++     part = x.movedim(1, 0).contiguous().double()
+""")
+
 # 13.6
 
 wrong("13.6", "only this rank's tokens: the ranks' gradients of the weight").diff("""
@@ -689,6 +819,12 @@ Centres the tokens in place.
 + return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
 """)
 
+wrong("13.6", "Mismatch in shape").diff("""
+Drops dimensions of length 1.
+- return F.layer_norm(part, (part.shape[-1],), f(weight), f(bias))
++ return F.layer_norm(part.squeeze(), (part.shape[-1],), f(weight), f(bias))
+""")
+
 # 13.7
 
 wrong("13.7", "one is missing").diff("""
@@ -730,4 +866,33 @@ wrong("13.7", "tensor parallelism first").diff("""
 Returns the two in the other order.
 - return 8 * tokens * width * per_element, 3 * parameters * per_element
 + return 3 * parameters * per_element, 8 * tokens * width * per_element
+""")
+wrong("13.7", "`parameters` is given").diff("""
+Counts the parameters of a block itself.
+- per_element = itemsize * (ranks - 1) / ranks
++ parameters = 12 * width**2 + 13 * width
++ per_element = itemsize * (ranks - 1) / ranks
+""")
+wrong("13.7", "an element has `itemsize` bytes").diff("""
+Takes elements for float32.
+- per_element = itemsize * (ranks - 1) / ranks
++ per_element = 4 * (ranks - 1) / ranks
+""")
+wrong("13.7", "gradients have `itemsize` bytes per element").diff("""
+Reduces gradients in float32.
+- return 8 * tokens * width * per_element, 3 * parameters * per_element
++ gradients = 4 * (ranks - 1) / ranks
++ return 8 * tokens * width * per_element, parameters * (2 * per_element + gradients)
+""")
+wrong("13.7", "what the loss sends does not belong to it").diff("""
+Counts five all-reduces.
+- return 8 * tokens * width * per_element, 3 * parameters * per_element
++ return 10 * tokens * width * per_element, 3 * parameters * per_element
+""")
+wrong("13.7", "nothing is rounded").diff("""
+Sends whole elements.
+- per_element = itemsize * (ranks - 1) / ranks
+- return 8 * tokens * width * per_element, 3 * parameters * per_element
++ activations, weights = (each * (ranks - 1) // ranks * itemsize for each in (tokens * width, parameters))
++ return 8 * activations, 3 * weights
 """)
