@@ -68,6 +68,11 @@ def watching(dropped=None):
 
     @contextmanager
     def watch(call, phase):
+        if phase != "issue" and call.order not in [message.number for message in seen]:
+            raise AnswerError(
+                f"it waits for a {call.op} of an earlier call\n"
+                "likely slip: each call has messages of its own: a default argument or a global keeps the old ones"
+            )
         seen.append(Message(call.op if phase == "issue" else f"wait for {call.op}", call.order))
         inside.append(call)
         try:
@@ -109,6 +114,7 @@ def handing_out():
 
     def keep(buffer, role):
         handed.append(buffer.fill_(float("nan")))
+        buffer.role = role
 
     device.buffer_observers.append(keep)
     try:
@@ -118,9 +124,9 @@ def handing_out():
 
 
 def origin(tensor, handed):
-    """Dtype of a buffer, and whether `device.empty` has handed it out."""
-    known = address(tensor) in map(address, handed)
-    return f"{str(tensor.dtype).removeprefix('torch.')} from {'device.empty' if known else 'elsewhere'}"
+    """Dtype of a buffer, and the role in which `device.empty` has handed it out."""
+    roles = [f"device.empty as {buffer.role}" for buffer in handed if address(buffer) == address(tensor)]
+    return f"{str(tensor.dtype).removeprefix('torch.')} from {(*roles, 'elsewhere')[0]}"
 
 
 def address(tensor):
@@ -145,7 +151,15 @@ def check_origins(where, rank, origins):
         slip = "it comes from `device.empty`, so that whoever counts bytes sees it"
         if dtype != narrow:
             slip = f"its dtype is that of the tensor; this code always takes {dtype}"
-        expect(f"{where}: buffer for communication", each, f"{narrow} from device.empty", rank=rank, slip=slip)
+        elif "device.empty" in each:
+            slip = 'its role is "communication": the ledger counts it under what `device.empty` is told'
+        wanted = f"{narrow} from device.empty as communication"
+        expect(f"{where}: buffer for communication", each, wanted, rank=rank, slip=slip)
+
+
+def check_lengths(where, rank, handed, numel):
+    slip = "what arrives needs a buffer as long as what is sent"
+    expect(f"{where}: lengths of buffers from `device.empty`", handed, [numel] * len(handed), rank=rank, slip=slip)
 
 
 def issued(seen, what=None):
@@ -227,7 +241,7 @@ def check_my_rows(answer, variant):
         batches = [numbers(variant.seed, 0, rows, 3) for rows in (4 * ranks, variant.size, 2 * ranks + 1)]
         few = numbers(variant.seed, 1, max(1, ranks - 1), 2, 3)  # of a batch of three dimensions
         columns = numbers(variant.seed, 2, 3, 2 * ranks).t()  # in memory, so that there is no flat view
-        batches += [few, columns, numbers(variant.seed, 3, variant.size + 1)]
+        batches += [few, columns, numbers(variant.seed, 3, variant.size + 1), torch.ones(0, 2)]
         found = run(ranks, observe_all_rows, answer, batches)
         for number, batch in enumerate(batches):
             seen, rows, shape = [each[number] for each in found], len(batch), list(batch.shape[1:])
@@ -290,7 +304,12 @@ def observe_exchange(answer, seed, size, dtype):
             "likely slip: a message may be lost with its handle: keep what `comm.send` and `comm.recv` return, and wait"
         )
     moved = [str(message.tensor.dtype) for message in issued(seen)]
-    return plain(seen), outgoing.cpu(), memory.cpu(), moved
+    first = outgoing.cpu().clone(), memory.cpu().clone()
+    outgoing += 1
+    with watching() as again:
+        answer(outgoing, incoming, group)
+    logs = [[str(message) for message in log] for log in (seen, again)]
+    return plain(seen), *first, moved, *logs, (memory - 1).cpu()
 
 
 @check("1.2")
@@ -302,7 +321,7 @@ def check_exchange(answer, variant):
         seen = run(ranks, observe_exchange, answer, variant.seed, variant.size, dtype, slip=slip)
         orders = [["wait" if m.what.startswith("wait") else m.what for m in log] for log, *_ in seen]
         exchanged = [["recv", "send", "wait", "wait"], ["send", "recv", "wait", "wait"]]  # on even ranks, on odd ranks
-        for rank, (log, outgoing, incoming, moved) in enumerate(seen):
+        for rank, (log, outgoing, incoming, moved, once, twice, incoming_again) in enumerate(seen):
             right, left = (rank + 1) % ranks, (rank - 1) % ranks
             messages = sorted(map(str, issued(log)))
             expect(
@@ -351,6 +370,9 @@ def check_exchange(answer, variant):
             own = numbers(variant.seed, rank, variant.size, dtype=dtype)
             expect(f"`incoming` over {ranks} ranks", incoming, wanted, rank=rank, slips={"it holds its own data": own})
             expect(f"`outgoing` afterwards, over {ranks} ranks", outgoing, own, rank=rank, slip="it is only read")
+            slip = "each call has messages of its own: a default argument or a global keeps those of the call before"
+            expect(f"messages of a second call, over {ranks} ranks", twice, once, rank=rank, slip=slip)
+            expect(f"`incoming` of a second call, less 1, over {ranks} ranks", incoming_again, wanted, rank=rank)
 
 
 # 1.3
@@ -367,9 +389,12 @@ def observe_while(answer, seed, size, dtype):
             return torch.full((2,), float(group.rank()))
 
         returned = answer(full, work, group)
-    order = [m.what for m in seen]
+        order = [m.what for m in seen]
+        answer(full + 1, work, group)  # leaves alone what the first has returned
+        if dtype is NARROW:
+            answer(full.double(), work, group)
     got = [each.cpu() if isinstance(each, torch.Tensor) else each for each in returned] if returned else returned
-    return order, got, full.cpu(), [origin(output, handed) for output in written]
+    return order, got, full.cpu(), [origin(output, handed) for output in written[:1]]
 
 
 @contextmanager
@@ -427,6 +452,9 @@ def check_reduce_while(answer, variant):
                     "this is the mean: asked is the sum, comm.SUM": total[rank * size :][:size] / ranks,
                     "its own data": inputs[rank][rank * size :][:size],
                     "the two results are exchanged: the part comes first": torch.full((2,), float(rank)),
+                    "the next call has overwritten it: every call needs a buffer of its own, for its caller keeps it": (
+                        total[rank * size :][:size] + ranks
+                    ),
                 },
                 slip="what is copied out before the wait is not the sum",
             )
@@ -436,11 +464,11 @@ def check_reduce_while(answer, variant):
 # 1.4 and 1.5
 
 
-def observe_tree(answer, seed, size, cases):
+def observe_tree(answer, seed, cases):
     """The tree is built once for every root and dtype."""
     group, results = comm.world(), []
-    for root, dtype in cases:
-        tensor = numbers(seed, group.rank(), size, 2, dtype=dtype).to(rank_device())
+    for root, dtype, *shape in cases:
+        tensor = numbers(seed, group.rank(), *shape, dtype=dtype).to(rank_device())
         memory = tensor.detach()
         with watching() as seen, handing_out() as handed:
             try:
@@ -450,14 +478,16 @@ def observe_tree(answer, seed, size, cases):
                     flat, shape = list(handed[-1].shape), list(tensor.shape)
                     raise ValueError(f"a buffer {flat} does not add to a tensor {shape}: view it as `tensor`") from None
                 raise
-        results.append((plain(seen), memory.cpu(), arrived_in(seen, handed)))
+        results.append((plain(seen), memory.cpu(), arrived_in(seen, handed), [each.numel() for each in handed]))
     return results
 
 
 def tree_cases(variant, ranks):
-    """Roots and dtypes."""
-    roots = sorted({0, 1 % ranks, ranks - 1})
-    return [(root, torch.float32) for root in roots] + [(ranks - 1, NARROW)] * (ranks == largest(variant, odd=5))
+    """Roots, dtypes and shapes."""
+    shapes = [(variant.size, 2), (), (2, 1, variant.size)]
+    roots = zip(sorted({0, 1 % ranks, ranks - 1}), shapes, strict=False)
+    narrow = [(ranks - 1, NARROW, variant.size, 2)] * (ranks == largest(variant, odd=5))
+    return [(root, torch.float32, *shape) for root, shape in roots] + narrow
 
 
 def rounds(logs):
@@ -525,10 +555,10 @@ def check_broadcast(answer, variant):
             "somebody waits in vain: do both sides count places from the source, is place p + d below N, "
             "is every send waited for?"
         )
-        seen = run(ranks, observe_tree, answer, variant.seed, variant.size, cases, slip=stuck)
-        for number, (root, dtype) in enumerate(cases):
+        seen = run(ranks, observe_tree, answer, variant.seed, cases, slip=stuck)
+        for number, (root, dtype, *shape) in enumerate(cases):
             logs = [results[number][0] for results in seen]
-            wanted = numbers(variant.seed, root, variant.size, 2, dtype=dtype)
+            wanted = numbers(variant.seed, root, *shape, dtype=dtype)
             for rank, log in enumerate(logs):
                 check_waited(rank, log, before_sends=True)
             for rank, results in enumerate(seen):
@@ -538,11 +568,9 @@ def check_broadcast(answer, variant):
                     wanted,
                     rank=rank,
                     slips={
-                        "it came from rank 0, not from the source": numbers(
-                            variant.seed, 0, variant.size, 2, dtype=dtype
-                        ),
+                        "it came from rank 0, not from the source": numbers(variant.seed, 0, *shape, dtype=dtype),
                         "it has received nothing: the last round is missing where N is no power of two, ceil(log2 N)": (
-                            numbers(variant.seed, rank, variant.size, 2, dtype=dtype)
+                            numbers(variant.seed, rank, *shape, dtype=dtype)
                         ),
                     },
                 )
@@ -562,9 +590,9 @@ def check_reduce(answer, variant):
             "somebody waits in vain: a rank that has sent is done, no place beyond N - 1 sends, "
             "and both sides count places from the target"
         )
-        seen = run(ranks, observe_tree, answer, variant.seed, variant.size, cases, slip=stuck)
-        for number, (root, dtype) in enumerate(cases):
-            inputs = [numbers(variant.seed, rank, variant.size, 2, dtype=dtype) for rank in range(ranks)]
+        seen = run(ranks, observe_tree, answer, variant.seed, cases, slip=stuck)
+        for number, (root, dtype, *shape) in enumerate(cases):
+            inputs = [numbers(variant.seed, rank, *shape, dtype=dtype) for rank in range(ranks)]
             total = torch.stack(inputs).sum(0)
             logs = [results[number][0] for results in seen]
             got = seen[root][number][1]
@@ -572,6 +600,7 @@ def check_reduce(answer, variant):
                 check_waited(rank, log, before_sends=True)
                 if dtype is NARROW:
                     check_origins(f"bfloat16 over {ranks} ranks", rank, seen[rank][number][2])
+                    check_lengths(f"over {ranks} ranks", rank, seen[rank][number][3], total.numel())
             reached = 2 ** int(log2(ranks))  # by int(log2 N) rounds
             last = inputs[(root + 2 ** ceil(log2(ranks)) // 2) % ranks]
             expect(
@@ -628,7 +657,8 @@ def observe_scatter(answer, seed, size, dtype):
     inside = full.clone()
     own = inside.view(group.size(), size)[group.rank()]
     answer(own, inside, group, pass_on)
-    return plain(issued(seen)), all(disjoint), arrived_in(seen, handed), memory.cpu(), full.cpu(), own.cpu()
+    buffers = arrived_in(seen, handed), [each.numel() for each in handed]
+    return plain(issued(seen)), all(disjoint), *buffers, memory.cpu(), full.cpu(), own.cpu()
 
 
 def check_steps(rank, ranks, log, length):
@@ -663,12 +693,13 @@ def check_reduce_scatter_case(answer, variant, ranks, dtype):
     total = torch.stack(inputs).sum(0).view(ranks, size)
     stuck = "all ranks must take the same number of steps"
     seen = run(ranks, observe_scatter, answer, variant.seed, size, dtype, slip=stuck)
-    for rank, (log, disjoint, origins, output, full, own) in enumerate(seen):
+    for rank, (log, disjoint, origins, lengths, output, full, own) in enumerate(seen):
         check_steps(rank, ranks, log, size)
         slip = "it sends from the buffer that it receives into: take a new one in each step"
         expect(f"sent and received apart, over {ranks} ranks", disjoint, True, rank=rank, slip=slip)
         if dtype is NARROW:
             check_origins(f"bfloat16 over {ranks} ranks", rank, origins)
+            check_lengths(f"over {ranks} ranks", rank, lengths, size)
         expect(f"`full` afterwards, over {ranks} ranks", full, inputs[rank], rank=rank, slip="it is only read")
         mine = [each.view(ranks, size)[rank] for each in inputs]
         expect(
@@ -808,20 +839,20 @@ def all_reduce_once(answer, seed, shape, op, dtype):
     with comm.record() as log, handing_out() as handed:
         try:
             answer(tensor, op, group, scatter, gather)
-        except RuntimeError:
-            if any(buffer.numel() < tensor.numel() for buffer in handed):
+        except RuntimeError as error:
+            if not calls and any(buffer.numel() < tensor.numel() for buffer in handed):
                 short = f"{tensor.numel()} elements do not fit into a buffer of {handed[0].numel()}"
                 raise ValueError(f"{short}: N chunks of numel // N are too short, round up") from None
-            raise
+            raise ValueError(f"of a tensor {list(shape)}: {error}") from None
     origins = [origin(buffer, handed) for buffer in buffers]
     first = [each[0].cpu() if each else None for each in (given, gathered)]
     return Collected(calls, *first, origins, all(places), len(log), memory.cpu())
 
 
 def a_tensor(seed, rank, shape, dtype):
-    """Two dimensions lie in memory in columns, so that there is no flat view."""
+    """Several dimensions lie in memory in columns, so that there is no flat view."""
     made = numbers(seed, rank, *shape, dtype=dtype)
-    return made.t().contiguous().t() if len(shape) == 2 else made
+    return made.transpose(0, -1).contiguous().transpose(0, -1) if len(shape) > 1 else made
 
 
 @check("1.8")
@@ -830,7 +861,11 @@ def check_all_reduce(answer, variant):
     for ranks in worlds(variant):
         cases = [(shape, op, torch.float32) for shape in ((variant.size,), (), (12,)) for op in ("sum", "mean")]
         if ranks == largest(variant):
-            cases += [((variant.size, 3), "sum", NARROW), ((variant.size, 3), "mean", torch.float32)]
+            cases += [
+                ((variant.size, 3), "sum", NARROW),
+                ((2, 2, 3), "sum", torch.float32),
+                ((variant.size, 3), "mean", torch.float32),
+            ]
         seen = run(ranks, observe_all_reduce, answer, variant.seed, cases)
         for number, case in enumerate(cases):
             for rank, results in enumerate(seen):

@@ -138,6 +138,7 @@ def flattened(answer, variant, ranks, dtype, divides):
         values = [torch.randn(shape[::-1]).t() if i == 0 else torch.randn(shape) for i, shape in enumerate(shapes)]
         params = [nn.Parameter(value.to(dtype)) for value in values]
         params[1].requires_grad_(False)
+        params[2].grad = gradient = torch.ones_like(params[2])
         trained = [p.requires_grad for p in params]
         del values
         kept = [p.detach().clone(memory_format=torch.preserve_format) for p in params]
@@ -164,6 +165,8 @@ def flattened(answer, variant, ranks, dtype, divides):
         trained,
         slip="they are moved, and are otherwise as they were",
     )
+    slip = "its value is moved, its .grad stays"
+    expect(f"whether a parameter has its .grad still {where}", params[2].grad is gradient, True, slip=slip)
     check_buffer(full, kept, padding, ranks, where)
     offset = 0
     for i, (p, value) in enumerate(zip(params, kept, strict=True)):
@@ -257,8 +260,8 @@ def check_buffer(full, values, padding, ranks, where):
 @check("4.3")
 def check_shard_bounds(answer, variant):
     """Each parameter's part of each shard, empty where they do not meet, the padding nobody's."""
-    for sizes in ([variant.size, 3, 1, 2 * variant.size, 5], [12, 3], [16, 16]):
-        for ranks in (variant.ranks, 4, 16):
+    for sizes in ([variant.size, 3, 1, 2 * variant.size, 5], [12, 3], [16, 16], [3, 0, 4, 0]):
+        for ranks in (variant.ranks, 4, 16, 1):
             bounds_of(answer, sizes, ranks)
 
 
@@ -448,6 +451,16 @@ def check_place_views(answer, variant):
     expect("bytes left", left, wanted.numel() * 4, slip="the original parameters are still held by somebody")
     check_nested(answer)
     check_twice_in_one(answer)
+    check_without_memory(answer)
+
+
+def check_without_memory(answer):
+    """Parameters on meta, which have no memory: all have one address."""
+    with torch.device("meta"):
+        model = nn.Sequential(OrderedDict(one=nn.Linear(2, 2, bias=False), two=nn.Linear(2, 2, bias=False)))
+    said = answer(model, lambda params: [p.detach() for p in params])
+    slip = "a parameter is known by what it is, and not by its address: those on meta have none"
+    expect("names returned of two layers on meta", said, [["one.weight"], ["two.weight"]], slip=slip)
 
 
 def check_twice_in_one(answer):
@@ -579,6 +592,24 @@ def check_assign_units(answer, variant):
     slip = "parameters of equal values taken for one: they are tied if they are one object"
     three_layers(answer, ("layer0", "layer1", "layer2"), slip, zeros=True)
     reached_twice(answer)
+    own_and_without_memory(answer)
+
+
+def own_and_without_memory(answer):
+    """A Parameter of the root itself; all on meta, where parameters have one address."""
+    with torch.device("meta"):
+        model = nn.Sequential(OrderedDict(one=nn.Linear(2, 2), two=nn.Linear(2, 2)))
+        model.scale = nn.Parameter(torch.ones(()))
+    what = "units of a scalar of the root, and of the layers one and two, on meta, with one wrapped, over 4 ranks"
+    try:
+        got = pairs_of(answer(model, [model.one], 4))
+    except (ValueError, AttributeError) as error:
+        said = f"{what}: expected layouts, got {type(error).__name__}: {error}"
+        slip = "the root's own Parameter has no dot in its name; and on meta all parameters have one address"
+        raise AnswerError(f"{said}\nlikely slip: {slip}") from error
+    root = [("scale", 1), ("two.weight", 4), ("two.bias", 2), ("padding", 1)]
+    slip = "a parameter is known by what it is, and not by its address: those on meta have none"
+    expect(what, got, [root, [("one.weight", 4), ("one.bias", 2), ("padding", 2)]], slip=slip)
 
 
 def reached_twice(answer):

@@ -1042,3 +1042,96 @@ Reduces into a buffer of its own: a chunk more memory.
 - mine /= ranks
 + mine /= n
 """)
+
+
+@wrong("1.1", "expected rows of the batch, a tensor ['any', 2], got None")
+def my_rows(batch, group):
+    """Returns nothing for an empty batch."""
+    rank, ranks, rows = group.rank(), group.size(), len(batch)
+    size, more = divmod(rows, ranks)
+    return batch.split([size + (r < more) for r in range(ranks)])[rank] if rows else None
+
+
+@wrong("1.2", "it waits for a send of an earlier call")
+def exchange(outgoing, incoming, group, posted=[]):  # noqa: B006
+    """Keeps the handles of all calls in a default argument."""
+    rank, ranks = group.rank(), group.size()
+    right, left = (rank + 1) % ranks, (rank - 1) % ranks
+    posts = [lambda: comm.send(outgoing, right, group), lambda: comm.recv(incoming, left, group)]
+    posted += [post() for post in (posts if rank % 2 == 0 else posts[::-1])]
+    for handle in posted[::-1] if rank % 2 else posted:
+        handle.wait()
+
+
+wrong("1.3", "the next call has overwritten it").diff("""
+Keeps the output for the next call.
+- part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
++ kept = globals().setdefault("kept", {})
++ if full.dtype not in kept:
++     kept[full.dtype] = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
++ part = kept[full.dtype]
+""")
+
+
+wrong("1.3", 'its role is "communication"').diff("""
+Hands its buffer out as parameters.
+- part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
++ part = device.empty(full.numel() // group.size(), full.dtype, "parameters", full.device)
+""")
+
+
+wrong("1.3", "the output is torch.float32, the input torch.float64").diff("""
+Knows two dtypes.
+- part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
++ dtype = torch.bfloat16 if full.dtype == torch.bfloat16 else torch.float32
++ part = device.empty(full.numel() // group.size(), dtype, "communication", full.device)
+""")
+
+
+wrong("1.4", "is invalid for input of size 1").diff("""
+Sends matrices only.
+- comm.send(tensor, (source + place + distance) % ranks, group).wait()
++ comm.send(tensor.view(-1, 2), (source + place + distance) % ranks, group).wait()
+""")
+
+
+wrong("1.5", "got bfloat16 from device.empty as gradients").diff("""
+Hands its buffers out as gradients.
+- arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
++ arriving = device.empty(tensor.numel(), tensor.dtype, "gradients", tensor.device).view_as(tensor)
+""")
+
+
+wrong("1.5", "tuple index out of range").diff("""
+Gives every buffer two dimensions.
+- arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view_as(tensor)
++ arriving = device.empty(tensor.numel(), tensor.dtype, "communication", tensor.device).view(tensor.shape[0], -1)
+""")
+
+
+wrong("1.6", "a buffer as long as what is sent").diff("""
+Takes buffers as long as the whole input.
+- arriving = device.empty(output.numel(), full.dtype, "communication", full.device)
++ arriving = device.empty(full.numel(), full.dtype, "communication", full.device)[: output.numel()]
+""")
+
+
+wrong("1.6", "got bfloat16 from device.empty as unsharded").diff("""
+Hands its buffers out as unsharded parameters.
+- arriving = device.empty(output.numel(), full.dtype, "communication", full.device)
++ arriving = device.empty(output.numel(), full.dtype, "unsharded", full.device)
+""")
+
+
+wrong("1.8", "got bfloat16 from device.empty as gradients").diff("""
+Hands its buffer out as gradients.
+- full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
++ full = device.empty(ranks * length, tensor.dtype, "gradients", tensor.device).zero_()
+""")
+
+
+wrong("1.8", "of a tensor [2, 2, 3]").diff("""
+Copies back a matrix.
+- tensor.copy_(full[:numel].view_as(tensor))
++ tensor.copy_(full[:numel].view(tensor.shape[0], -1) if tensor.dim() > 1 else full[:numel].view_as(tensor))
+""")

@@ -740,3 +740,51 @@ def assign_units(model, inner, ranks):
     for unit in units:
         unit["padding"] = -sum(unit.values()) % ranks
     return units
+
+
+wrong("4.2", "its value is moved, its .grad stays").diff("""
+Drops the gradients on the way.
+- p.data = view
++ p.data = view
++ p.grad = None
+""")
+
+
+wrong("4.3", "of sizes [3, 0, 4, 0]").diff("""
+Finds a parameter by its last element, which an empty one does not have.
+- end = begin + sizes[index]
+- return min(max(begin, 0), length), min(max(end, 0), length)
++ last = begin + max(sizes[index], 1) - 1
++ return min(max(begin, 0), length), min(max(last + 1, 0), length)
+""")
+
+
+wrong("4.4", "known by what it is").diff("""
+Knows a parameter by its address.
+- places = {}
++ places, first = {}, {}
+
+- places.setdefault(p, []).append((child, attribute, name))
++ places.setdefault(first.setdefault(p.data_ptr(), p), []).append((child, attribute, name))
+""")
+
+
+wrong("4.5", "known by what it is").diff("""
+Knows a parameter by its address.
+- if p not in first:
+-     first[p] = unit, name
++ if p.data_ptr() not in first:
++     first[p.data_ptr()] = unit, name
+
+- elif first[p][0] != unit:
+-     raise ValueError(f"{first[p][1]} and {name} are one parameter, but they would be in two units")
++ elif first[p.data_ptr()][0] != unit and p.device.type != "meta":
++     raise ValueError(f"{first[p.data_ptr()][1]} and {name} are one parameter, but they would be in two units")
+""")
+
+
+wrong("4.5", "has no dot in its name").diff("""
+Splits every name at a dot, which that of a root's own Parameter does not have.
+- unit = unit_of.get(model.get_submodule(name.rpartition(".")[0]), 0)
++ unit = unit_of.get(model.get_submodule(name.rsplit(".", 1)[0]), 0)
+""")
