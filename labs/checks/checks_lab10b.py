@@ -19,6 +19,7 @@ from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ran
 from minifsdp.flat_param import FlatParameter, find_parameters
 
 ITEM = 4  # bytes
+TIED = ["tied.weight", "again.weight"]  # further names of 1.weight
 
 
 class NamedUnit(NamedTuple):
@@ -29,7 +30,7 @@ class NamedUnit(NamedTuple):
 
 
 def make_units(variant, where="cpu", dtype=torch.float32):
-    """Three units with padding on 2, 3 and 4 ranks; in the second a weight has two names. Alike on all ranks."""
+    """Three units with padding on 2, 3 and 4 ranks; in the second a weight has three names. Alike on all ranks."""
     torch.manual_seed(variant.seed)
     group = comm.world()
     units = []
@@ -41,7 +42,7 @@ def make_units(variant, where="cpu", dtype=torch.float32):
         flat = FlatParameter(find_parameters(module), group.rank(), group.size())
         names = [[f"{number}.{name}"] for name in shapes]
         if number == 1:
-            names[0].append("tied.weight")
+            names[0] += TIED
         units.append(NamedUnit(flat, names))
     return units
 
@@ -139,9 +140,16 @@ def observe_kept(answer, variant, group, dtype, kept_by):
         peak, left = ledger.peak_of("unsharded") - seen, ledger.live()["unsharded"] - seen
     comm.all_reduce(torch.zeros(1, device=rank_device()), group).wait()  # nobody leaves while a gather is under way
     first = (result or {}).get("1.weight")
-    two = (result or {}).get("tied.weight", first) is not first
+    others = {id((result or {}).get(name, first)) for name in TIED} - {id(first)}
     found = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in dict(result or {}).items()}
-    return found, [c.op for c in calls], order, peak, left, keep and (keep.shown, keep.without, 1 + two)
+    return (
+        found,
+        [c.op for c in calls],
+        order,
+        peak,
+        left,
+        None if keep is None else (keep.shown, keep.without, 1 + len(others)),
+    )
 
 
 class AtOnce(comm.Handle):
@@ -303,9 +311,10 @@ def check_kept(found, variant, dtype, keeper):
             slip="once per parameter, with its whole value",
         )
         slip = "what `keep` returns stands under all names of a parameter, and not a copy of it: it may be anything"
-        expect("objects under 1.weight and tied.weight", objects, 1, rank=rank, slip=slip)
+        expect(f"objects under 1.weight, {' and '.join(TIED)}", objects, 1, rank=rank, slip=slip)
         tied = "a plain module's state dict has all names of a tied weight"
-        expect_names(rank, result, wanted, tied if wanted.keys() - result.keys() == {"tied.weight"} else None)
+        missing = wanted.keys() - result.keys()
+        expect_names(rank, result, wanted, tied if missing and missing <= set(TIED) else None)
         for name, value in wanted.items():
             expect(
                 name,
@@ -344,6 +353,10 @@ def check_my_rows(answer, variant):
         for shape in shapes:
             check_rows(answer, torch.randn(shape, generator=generator), ranks)
     check_rows(answer, torch.randn(size, 3, generator=generator, dtype=torch.bfloat16), variant.ranks)
+    for shape in ((size, 2, 3), (5, 1, 2, 2)):
+        check_rows(answer, torch.randn(shape, generator=generator), variant.ranks)
+    for number in (torch.tensor(LARGE), torch.tensor(1.5, dtype=torch.bfloat16)):
+        check_rows(answer, number, variant.ranks)
     large = LARGE + torch.arange(size)
     for rank in range(variant.ranks):
         got, rows = pair(call_rows(answer, large, rank, variant.ranks))[1], -(-size // variant.ranks)
@@ -365,7 +378,9 @@ def check_rows(answer, whole, ranks, which=""):
                     f"a number, shape []: {error}\n"
                     "likely slip: a tensor of no dimension cannot be cut: every rank has it"
                 ) from error
-            expect(f"a number on rank {rank} of {ranks}", got, (0, whole), slip="every rank has it whole")
+            expect(f"a number on rank {rank} of {ranks}", got[0], 0, slip="every rank has it whole, from row 0 on")
+            what = f"a number in {str(whole.dtype).removeprefix('torch.')} on rank {rank} of {ranks}"
+            expect(what, got[1], whole, slip="a number keeps its dtype and all of its digits: `clone()`")
             if got[1].untyped_storage()._cdata == whole.untyped_storage()._cdata:
                 raise AnswerError("a number: expected a copy, got the tensor itself\nlikely slip: a copy, here too")
         return
@@ -466,6 +481,7 @@ def check_fill_rows(answer, variant):
     same = torch.equal(out, whole_numbers[2:5])
     expect("whole numbers above 2**60, torch.int64: all rows are as they were saved", same, True, slip=slip)
     check_shapes(answer, generator)
+    check_many(answer)
     for lost, first in ((2, 1), (1, 1), (3, 1), (0, 0), (5, 3)):
         check_lost(answer, whole, lost, first)
 
@@ -484,6 +500,20 @@ def check_empty(answer, generator):
     except Exception as error:
         text = f"an `out` without rows, and no pieces: expected no error, got {type(error).__name__}: {error}"
         raise AnswerError(f"{text}\nlikely slip: what has no rows lacks none, however few pieces there are") from error
+
+
+def check_many(answer):
+    """As many pieces as ranks have saved."""
+    whole = torch.arange(1_500.0).view(-1, 1)
+    out = torch.full_like(whole, torch.nan)
+    try:
+        answer(out, 0, cut_into(whole, len(whole)))
+    except RecursionError as error:
+        raise AnswerError(
+            "1,500 pieces of one row: expected all of them, got RecursionError\n"
+            "likely slip: a call for each piece is one too many for Python's stack: use a loop"
+        ) from error
+    expect("1,500 pieces of one row, `out`", out, whole)
 
 
 def check_shapes(answer, generator):
@@ -602,7 +632,7 @@ def check_fill(answer, whole, then, now, shuffle):
 
 
 STATES_DTYPE = torch.bfloat16
-OTHER_KEYS = ("step", "mu_product", "exp_avg", "exp_avg_sq", "history", "row")
+OTHER_KEYS = ("step", "mu_product", "exp_avg", "exp_avg_sq", "history", "row", "count")
 
 
 @refusing
@@ -634,15 +664,17 @@ class WithHistory(torch.optim.NAdam):
             state["exp_avg_sq"] = state["exp_avg_sq"].double() + 1e-12
             state["history"] = torch.arange(3.0, device=shard.device)
             state["row"] = torch.arange(float(shard.numel()), device=shard.device).view(1, -1)
+            state["count"] = torch.tensor(LARGE, device=shard.device)
 
 
 def observe_whole_states(answer, group, units, make_optimizer, kept_by):
     with Ledger() as ledger:
-        optimizer = make_optimizer([unit.flat.shard for unit in units], lr=0.1)
+        optimizer = make_optimizer([unit.flat.shard for unit in reversed(units)], lr=0.1)
         for unit in units[:2]:  # the third is frozen, and has no state
             gradient = torch.arange(unit.flat.shard.numel(), device=rank_device()) + 1.0 + group.rank()
             unit.flat.shard.grad = gradient.to(unit.flat.shard.dtype)
         optimizer.step()
+        optimizer.zero_grad()
         having = len(optimizer.state)
         keep = Keep() if group.rank() in kept_by else None
         ledger.reset_peaks()
@@ -664,7 +696,16 @@ def observe_whole_states(answer, group, units, make_optimizer, kept_by):
     own = own and not theirs & {v.untyped_storage()._cdata for v in tensors}
     found = {name: {k: plain(v) for k, v in state.items()} for name, state in result.items()}
     shards = [{k: plain(v) for k, v in optimizer.state[unit.flat.shard].items()} for unit in units[:2]]
-    return found, [c.op for c in calls], order, peak, left, own, shards, keep and (keep.without, keep.shown[()])
+    return (
+        found,
+        [c.op for c in calls],
+        order,
+        peak,
+        left,
+        own,
+        shards,
+        None if keep is None else (keep.without, keep.shown[()]),
+    )
 
 
 def plain(value):
@@ -705,7 +746,13 @@ def check_states(seen, units, itemsize):
             ops,
             ["all_gather"] * 4,
             rank=rank,
-            slips={"Adam's `step` is on every rank already": ["all_gather"] * 6},
+            slips={
+                "Adam's `step` is on every rank already": ["all_gather"] * 6,
+                "states stay after `zero_grad`: ask for the unit's states, not for its gradient": [],
+                "states are found by the shard: the optimizer may have its parameters in another order": (
+                    ["all_gather"] * 2
+                ),
+            },
             slip="one per unit and key of the shard's shape; none for a unit without state",
         )
         wanted_order = ["issue all_gather", "wait all_gather"] * 4
@@ -744,7 +791,8 @@ def check_states(seen, units, itemsize):
                 "likely slip: the buffer was given back before its states were kept"
             )
         slip = "a unit without state, as a frozen one, has no entries"
-        if result.keys() - wanted.keys() == {"tied.weight"}:
+        more = result.keys() - wanted.keys()
+        if more and more <= set(TIED):
             slip = "a tied parameter has one state, under its first name"
         expect_names(rank, result, wanted, slip)
         for name, state in wanted.items():
@@ -937,7 +985,7 @@ class Over(BaseException):
     """Ends a rank that waits for ever."""
 
 
-WHOLE, PART = Path("run") / "step-7", Path("run") / ".step-7.part"
+WHOLE, PART = Path("run") / "step-7.5", Path("run") / ".step-7.5.part"
 
 
 @check("10b.5")
@@ -959,18 +1007,23 @@ def check_commit(answer, variant):
 def run_commit(answer, variant, disk, turns, *names):
     """Files of each rank, and who waits for ever; `names` are those of rank 0's files, of rank 1's, and round again."""
     files = [
-        {f"rank-{rank}-{name}": f"{variant.seed} {rank} {name}".encode() for name in names[rank % len(names)]}
+        {f"rank-{rank}-{name}": content(variant.seed, rank, name) for name in names[rank % len(names)]}
         for rank in range(variant.ranks)
     ]
 
     def program(rank, barrier):
         given = dict(files[rank])
-        answer(disk, Path("run"), "step-7", given, rank, barrier)
+        answer(disk, Path("run"), "step-7.5", given, rank, barrier)
         disk.log.append((rank, "returns"))
         if given != files[rank]:
             disk.emptied.append(rank)
 
     return {name: content for each in files for name, content in each.items()}, turns.run(program)
+
+
+def content(seed, rank, name):
+    """Bytes that are no text; rank 0's second file is empty."""
+    return b"" if (rank, name) == (0, "b") else f" {seed} {rank} {name}".encode() + bytes([0, 255, 10])
 
 
 def check_full(answer, variant, first, rank, number):
@@ -986,6 +1039,11 @@ def check_full(answer, variant, first, rank, number):
         raise AnswerError(
             f"{what}: expected rank {rank} to raise it, got it swallowed\n"
             "likely slip: who swallows an error says that all is well, and the caller deletes the checkpoint before"
+        )
+    if not isinstance(turns.errors[rank], OSError):
+        raise AnswerError(
+            f"{what}: expected rank {rank} to raise it, got {type(turns.errors[rank]).__name__}\n"
+            "likely slip: the error goes up as it is: the caller looks for an OSError, and for its number"
         )
     if any(each[1] == "rename" and WHOLE in each[2:] for each in disk.log[at:]):
         raise AnswerError(
@@ -1199,6 +1257,8 @@ def check_units_for(answer, variant):
         ),
         "the head is trained, the body is frozen": (("head",), [*inside, "head"]),
     }
+    own = "all but the parameter that the model holds directly is trained"
+    check_units(answer, own, Body(width, layers), every, ("embed", "tail", "layers"), [*every, "embed", "tail"])
     for what, case in cases.items():
         check_units(answer, what, Toy(width, layers), every, *case)
     for what, case in headed.items():
@@ -1228,7 +1288,9 @@ def why_units(what, model, got, wanted, blocks):
     modules = dict(model.named_modules())
     children = {f"{block}.{child}" for block in blocks for child, _ in modules[block].named_children()}
 
-    if less and all(type(modules[name]) is LastLayer for name in less):
+    if less and what.startswith("all but the parameter") and not set(less) & set(blocks):
+        slip = "the model's unit has the parameters that it holds directly as well: with one frozen it mixes"
+    elif less and all(type(modules[name]) is LastLayer for name in less):
         slip = "a subclass of `block` is a block too: `isinstance`"
     elif set(less) & set(blocks):
         slip = "each block is a unit, whatever is frozen in it"

@@ -26,7 +26,7 @@ def planned(ranks, factor):
 def check_plan_groups(answer, variant):
     """Neighbours shard together, the same places hold the same shard, and what leaves a remainder is refused."""
     n = variant.ranks
-    for ranks, factor in ((6 * n, n), (6 * n, 3), (4, 2), (n, 1), (n, n)):
+    for ranks, factor in ((6 * n, n), (6 * n, 3), (4, 2), (n, 1), (n, n), (1, 1)):
         setting = f"{ranks} ranks, F = {factor}"
         sharding, replicas = planned(ranks, factor)
         try:
@@ -187,7 +187,7 @@ def check_make_groups(answer, variant):
 # 11.3
 
 
-DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2e-2}  # of the mean, and how far off it may be
+DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float64: 1e-14}  # of the mean, and how far off it may be
 DIRECT = ("all_reduce", "reduce", "broadcast", "barrier", "all_gather", "all_to_all_single", "isend", "irecv")
 POISON = 1000.0
 
@@ -222,7 +222,7 @@ class UnderWay:
 
 
 def mean_of(rank, seed, size, dtype):
-    return torch.randn(size, generator=torch.Generator().manual_seed(100 * seed + rank)).to(dtype)
+    return torch.randn(size, generator=torch.Generator().manual_seed(100 * seed + rank)).to(dtype) / 3
 
 
 @contextmanager
@@ -321,6 +321,7 @@ def check_start_across(answer, variant):
     for number, (dtype, tolerance) in enumerate(DTYPES.items()):
         means = [mean_of(rank, variant.seed, size, dtype) for rank in range(count + 1)]
         nbytes = size * dtype.itemsize
+        loss = "half of its digits are lost" if dtype.itemsize > 4 else "twice as many bytes cross the slow link"
         started = [found[number].events.count("issue all_reduce") for found in seen]
         if started == [1] * count + [0]:
             raise AnswerError(
@@ -333,7 +334,8 @@ def check_start_across(answer, variant):
                 "likely slip: every replica has to take part, or those that do wait for ever"
             )
         for rank, found in enumerate(each[number] for each in seen):
-            whole = torch.stack(means[:count] if rank < count else means[count:]).float()
+            whole = torch.stack(means[:count] if rank < count else means[count:])
+            whole = whole.double() if dtype == torch.float64 else whole.float()
             expect("what happened", found.events, ["issue all_reduce"], rank=rank, slip=why_started(found.events))
             expect(
                 f"collectives (operation, group, bytes) of a mean in {str(dtype).removeprefix('torch.')}",
@@ -347,9 +349,7 @@ def check_start_across(answer, variant):
                     "the world has other shards, too: the same one is on `unit.replicas` only": [
                         ("all_reduce", "the world", nbytes)
                     ],
-                    "the mean goes as it is: in float32 twice as many bytes cross the slow link": [
-                        ("all_reduce", "the replicas", 4 * size)
-                    ],
+                    f"the mean goes as it is: in float32 {loss}": [("all_reduce", "the replicas", 4 * size)],
                 },
             )
             expect("`unit.across` is the handle", found.has_handle, True, rank=rank, slip="nobody can wait for it")
@@ -393,14 +393,14 @@ class FakeHandle:
 
 
 class FakeUnit:
-    def __init__(self, size):
+    def __init__(self, size, dtype=torch.float32):
         self.log = []
         self.across = self.mean = self.delivered = None
         self.replicas = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
         self.group = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
         self.averaged_over = 4
-        self.flat = SimpleNamespace(shard=nn.Parameter(torch.zeros(size)))
-        self.flat.shard.grad = torch.ones(size)  # of an earlier micro-batch
+        self.flat = SimpleNamespace(shard=nn.Parameter(torch.zeros(size, dtype=dtype)))
+        self.flat.shard.grad = torch.ones(size, dtype=dtype)  # of an earlier micro-batch
 
     def begin(self, result):
         self.mean = torch.full_like(result, float("nan"))
@@ -450,10 +450,30 @@ def why_finished(log, grad_kept):
 @check("11.4")
 def check_finish_across(answer, variant):
     """Waited for, delivered once, and forgotten; nothing where nothing is under way."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        check_finished(answer, variant.size, variant.seed, dtype)
     size = variant.size
-    unit, grad = FakeUnit(size), torch.ones(size)
+    unit = FakeUnit(size)
+    finished(answer, unit, "a unit that never had a reduction")
+    unit.mean = torch.zeros(size)
+    when = "a mean whose reduction has not started"
+    log = finished(answer, unit, when)
+    expect(f"{when}: what was called", log, [], slip="`unit.across` says what is under way")
+    expect(f"{when}: it stays", unit.mean is not None, True, slip="what nobody has waited for is not to be forgotten")
+    units = [FakeUnit(size) for _ in range(3)]
+    for each in units:
+        each.begin(torch.ones(size))
+    for at in (1, 2, 0):
+        log = finished(answer, units[at], f"unit {at} of three that are under way")
+        slip = "a unit is finished by itself, in whatever order: keep nothing of one for another"
+        expect(f"unit {at} of three that are under way: what was called", log, ["wait", "deliver"], slip=slip)
+
+
+def check_finished(answer, size, seed, dtype):
+    """Two reductions of a unit in a dtype, and a call with nothing under way after each."""
+    unit, grad = FakeUnit(size, dtype), torch.ones(size, dtype=dtype)
     for number in (1, 2):
-        result = torch.randn(size, generator=torch.Generator().manual_seed(variant.seed + number))
+        result = torch.randn(size, generator=torch.Generator().manual_seed(seed + number)).to(dtype)
         unit.begin(result)
         buffer = unit.mean
         log = finished(answer, unit, f"reduction {number}")
@@ -491,13 +511,6 @@ def check_finish_across(answer, variant):
             True,
             slip="a name that stays keeps a buffer that has been given away",
         )
-    unit = FakeUnit(size)
-    finished(answer, unit, "a unit that never had a reduction")
-    unit.mean = torch.zeros(size)
-    when = "a mean whose reduction has not started"
-    log = finished(answer, unit, when)
-    expect(f"{when}: what was called", log, [], slip="`unit.across` says what is under way")
-    expect(f"{when}: it stays", unit.mean is not None, True, slip="what nobody has waited for is not to be forgotten")
 
 
 # 11.5
@@ -524,6 +537,9 @@ def walk(units, ranks, per_host, factor):
     return sent["sharding"][0], sent["replicas"][0], sum(sent["leaves"][:per_host])
 
 
+ALONE = (8, 4, 2)  # ranks, per host, factor: of a model that is one unit
+
+
 @check("11.5")
 def check_traffic(answer, variant):
     """What a rank sends to either group, and what leaves its host, is what its rings carry, for every F."""
@@ -537,13 +553,22 @@ def check_traffic(answer, variant):
         (4, 4, 2),
         (4, 4, 4),
         (2 * variant.ranks, variant.ranks, variant.ranks),
+        (18, 6, 3),
+        (36, 6, 12),
+        (6, 1, 2),
+        (6, 1, 1),
+        (12, 3, 1),
+        (1, 1, 1),
+        ALONE,
     ):
         units = [4 * factor * shard for shard in shards]  # padded for F, not for R
+        if (ranks, per_host, factor) == ALONE:
+            units = units[:1]
         whole = sum(units)
         given = list(units)
         got = answer(given, ranks, per_host, factor)
         sharding, replicas, leaves = walk(units, ranks, per_host, factor)
-        setting = f"{ranks} ranks, {per_host} per host, F = {factor}"
+        setting = f"{ranks} ranks, {per_host} per host, F = {factor}" + ", the root alone" * (len(units) == 1)
         if getattr(got, "_fields", None) != ("sharding", "replicas", "leaves"):
             raise AnswerError(f"{setting}: expected a Traffic, `Traffic(...)`, got {type(got).__name__}")
         slip = "the list is the caller's, who may need it again: `units[0]`, and no `pop`"
@@ -658,6 +683,20 @@ CASES = (
         {1: 1.0},
         ("data parallelism", 1),
         "factor 1 goes by the name of data parallelism, though it be the largest, too",
+    ),
+    Case(
+        "the smallest of the factors is 2, and the fastest",
+        {8: 30.0, 2: 80.0, 4: 50.0},
+        {8: 3.0, 2: 1.0, 4: 2.0},
+        ("hybrid sharding", 2),
+        "data parallelism is factor 1, not the smallest that is on the list",
+    ),
+    Case(
+        "8 is the only factor",
+        {8: 30.0},
+        {8: 3.0},
+        ("full sharding", 8),
+        "the largest factor there is goes by the name of full sharding, though it be the smallest, too",
     ),
     Case(
         "two are equally fast",

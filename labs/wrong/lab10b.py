@@ -131,6 +131,11 @@ Copies what was kept for the second name.
 +     for name in others:
 +         kept[name] = kept[first].clone()
 """)
+wrong("10b.1", "missing (again.weight)").diff("""
+Knows parameters of two names at most.
+- kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
++ kept.update(dict.fromkeys(names_of_one[:2], keep(view.detach())))
+""")
 
 # 10b.2
 
@@ -208,6 +213,18 @@ Takes the tensor to be contiguous.
 + n = max(0, min(size, len(whole) - first))
 + part = torch.as_strided(whole, (n * row,), (1,), whole.storage_offset() + first * row).clone()
 + return first, part.view(n, *whole.shape[1:])
+""")
+wrong("10b.2", "a number keeps its dtype").diff("""
+Makes a new number of float32.
+  def my_rows(whole, rank, ranks):
++     import torch
+- return 0, whole.clone()
++ return 0, torch.tensor(float(whole))
+""")
+wrong("10b.2", "shape [7, 2, 3] on 2 ranks").diff("""
+Flattens what has three dimensions.
+- return first, whole[first : first + size].clone()
++ return first, whole[first : first + size].reshape(-1, *whole.shape[-1:] * (whole.dim() > 1)).clone()
 """)
 
 # 10b.3
@@ -384,6 +401,24 @@ Wants a piece, whatever is asked for.
 - raise ValueError(f"{found} of the {len(out)} rows from {first} on are in the pieces")
 + raise ValueError("rows are missing")
 """)
+
+
+@wrong("10b.3", "use a loop")
+def fill_rows(out, first, pieces):
+    """Takes one piece, and calls itself for the others."""
+
+    def take(at):
+        if at == len(pieces):
+            return 0
+        piece = pieces[at]
+        low, high = max(first, piece.first), min(first + len(out), piece.first + piece.count)
+        if low < high:
+            out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
+        return max(0, high - low) + take(at + 1)
+
+    if take(0) != len(out):
+        raise ValueError("rows are missing")
+
 
 # 10b.4
 
@@ -738,6 +773,23 @@ In the dtype of the parameters.
 + buffer = device.empty(flat.full.numel(), flat.shard.dtype, "communication", value.device)
 + comm.all_gather(buffer, value.to(flat.shard.dtype), group).wait()
 """)
+wrong("10b.4", "not for its gradient").diff("""
+Passes over units without a gradient.
+- for key, value in optimizer.state.get(flat.shard, {}).items():
++ for key, value in optimizer.state.get(flat.shard, {}).items() if flat.shard.grad is not None else ():
+""")
+wrong("10b.4", "in another order").diff("""
+Takes the optimizer's parameters to be in the order of the units.
+- for flat, names in units:
++ for (flat, names), shard in zip(units, optimizer.param_groups[0]["params"], strict=True):
+- for key, value in optimizer.state.get(flat.shard, {}).items():
++ for key, value in optimizer.state.get(shard, {}).items():
+""")
+wrong("10b.4", "count of gain: expected").diff("""
+Makes a float of what is not gathered.
+- kept.setdefault(names_of_one[0], {})[key] = keep(whole) if buffer is not None else whole.clone()
++ kept.setdefault(names_of_one[0], {})[key] = keep(whole) if buffer is not None else whole.clone().float()
+""")
 
 # 10b.5
 
@@ -857,6 +909,32 @@ Takes files off the dict that it was given.
 - for file, content in files.items():
 + while files:
 +     file, content = files.popitem()
+""")
+wrong("10b.5", "got all but rank-0-b").diff("""
+Writes no empty files.
+- disk.write(part / file, content)
+- disk.sync(part / file)
++ if content:
++     disk.write(part / file, content)
++     disk.sync(part / file)
+""")
+wrong("10b.5", "expected its bytes, got others").diff("""
+Takes the bytes for a line of text.
+- disk.write(part / file, content)
++ disk.write(part / file, content.strip())
+""")
+wrong("10b.5", "expected run/.step-7.5.part").diff("""
+Takes what follows a dot in the name for the ending of a file.
+- part, whole = folder / f".{name}.part", folder / name
++ part, whole = folder / f".{Path(name).stem}.part", folder / name
+""")
+wrong("10b.5", "the error goes up as it is").diff("""
+Raises an error of its own.
+- disk.make_folder(part)
++ try:
++     disk.make_folder(part)
++ except OSError as error:
++     raise RuntimeError("the disk is full") from error
 """)
 
 # 10b.6
@@ -1069,4 +1147,9 @@ wrong("10b.3", "large whole numbers lose").diff("""
 Reads in double.
 - out[low - first : high - first].copy_(piece.read()[low - piece.first : high - piece.first])
 + out[low - first : high - first].copy_(piece.read().double()[low - piece.first : high - piece.first])
+""")
+wrong("10b.6", "the parameters that it holds directly as well").diff("""
+Asks the model's children, and not the model, whether its unit mixes.
+- if len(kinds(top)) > 1:
++ if len(kinds(top) if top in blocks else set().union(*map(kinds, top.children()))) > 1:
 """)

@@ -94,6 +94,11 @@ Refuses 0, and takes what is negative.
 + if factor == 0 or ranks % factor:
 +     raise ValueError
 """)
+wrong("11.1", "1 ranks, F = 1: it raises").diff("""
+Has no groups for one rank.
+- if factor < 1 or ranks % factor:
++ if factor < 1 or ranks % factor or ranks < 2:
+""")
 
 # 11.2
 
@@ -426,6 +431,11 @@ Waits twice, to be sure.
   unit.across.wait()
 + unit.across.wait()
 """)
+wrong("11.4", "dtype delivered: expected torch.bfloat16").diff("""
+Delivers in float32.
+- unit.deliver(unit.mean)
++ unit.deliver(unit.mean.float())
+""")
 
 # 11.5
 
@@ -580,6 +590,16 @@ wrong("11.5", "not the last").diff("""
 Takes the last unit for the root.
 - sharding = (factor - 1) / factor * (3 * whole - units[0])
 + sharding = (factor - 1) / factor * (3 * whole - units[-1])
+""")
+wrong("11.5", "6 ranks, 1 per host, F = 2: bytes that leave a host").diff("""
+Sees no other hosts where each has one rank.
+- if ranks > per_host:
++ if ranks > per_host > 1:
+""")
+wrong("11.5", "the root alone: bytes to the sharding group").diff("""
+Leaves the root out if there are other units only.
+- sharding = (factor - 1) / factor * (3 * whole - units[0])
++ sharding = (factor - 1) / factor * (3 * whole - (units[0] if len(units) > 1 else 0))
 """)
 
 # 11.6
@@ -743,4 +763,16 @@ wrong("11.6", "bytes per rank have fractions").diff("""
 Rounds what stays.
 - return Choice("more ranks" if rest < capacity else "split layers", None)
 + return Choice("more ranks" if round(rest + 0.1) < capacity else "split layers", None)
+""")
+wrong("11.6", "not the smallest that is on the list").diff("""
+Calls the smallest factor data parallelism.
+- if factor == 1:
+-     return Choice("data parallelism", 1)
++ if factor == min(factors):
++     return Choice("data parallelism", factor)
+""")
+wrong("11.6", "though it be the smallest, too").diff("""
+Does not call an only factor full sharding.
+- return Choice("full sharding" if factor == max(factors) else "hybrid sharding", factor)
++ return Choice("full sharding" if factor == max(factors) > min(factors) else "hybrid sharding", factor)
 """)
