@@ -244,6 +244,24 @@ def hold():
     return keep, give_back
 
 
+@right("12.5")
+def hold():
+    """Asks whether a buffer has been read, and waits only if not."""
+    kept = []
+
+    def keep(buffer):
+        kept.append((buffer, device.current_stream(buffer.device).record_event()))
+
+    def give_back(on):
+        while kept:
+            buffer, read = kept.pop()
+            if not read.query():
+                device.current_stream(on).wait_event(read)
+            buffer.untyped_storage().resize_(0)
+
+    return keep, give_back
+
+
 @right("12.6")
 def columns_of(shapes, dims, ranks, itemsize):
     """Counts in bytes."""
