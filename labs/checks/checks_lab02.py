@@ -1,5 +1,6 @@
 """The checks of lab 02."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from minifsdp import comm, device
 from minifsdp.course.launch import rank_device
+from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 from minifsdp.course.workshop.late import link_of
 
@@ -125,7 +127,13 @@ def observe_average(answer: Any, size: int, seed: int) -> dict[str, Any]:
         answer(narrow, comm.world())
     strided = parameter(draw(seed + 4, rank, size, 3).t(), draw(seed + 4, rank, size, 3).t())
     answer(strided, comm.world())
+    scalar = parameter(draw(seed + 5, rank), draw(seed + 5, rank))
+    answer(scalar, comm.world())
+    with torch.no_grad():
+        scalar.grad.copy_(draw(seed + 6, rank))  # as a second backward leaves it
+    answer(scalar, comm.world())
     return {
+        "scalar": None if scalar.grad is None else scalar.grad.cpu(),
         "strided": None if strided.grad is None else strided.grad.cpu(),
         "narrow": None if narrow.grad is None else narrow.grad.cpu(),
         "narrow calls": told(narrow_calls),
@@ -239,6 +247,9 @@ def check_average_gradient(answer, variant):
         turned = [draw(variant.seed + 4, each, size, 3).t() for each in range(n)]
         slip = "its elements do not lie one behind the other: `.contiguous()`, `.view` and `.reshape` may make a copy"
         expect("param.grad of a transposed parameter", found["strided"], sum(turned) / n, rank=rank, slip=slip)
+        slips = {"still this rank's own gradient: every backward brings one to average": draw(variant.seed + 6, rank)}
+        wanted = sum(draw(variant.seed + 6, each) for each in range(n)) / n
+        expect("param.grad of a scalar after a second call", found["scalar"], wanted, rank=rank, slips=slips)
 
 
 # 2.2
@@ -307,6 +318,12 @@ def mirrored(buckets: list[list[int]], count: int) -> list[list[int]]:
     return [[count - 1 - index for index in bucket] for bucket in buckets]
 
 
+def made(index: int, numel: int, dtype: torch.dtype, within: int) -> nn.Parameter:
+    """A parameter of one, two or three dimensions, in a storage `within` times as long, as that of a flat parameter."""
+    shape = [(1, numel), (numel, 1), (numel,), (1, numel, 1)][index % 4]
+    return nn.Parameter(torch.zeros(within * numel, dtype=dtype)[:numel].view(shape))
+
+
 @check("2.2")
 def check_assign_buckets(answer, variant):
     """Reverse order, closed at the cap, one open bucket per dtype, every parameter once, and the list as it was."""
@@ -329,10 +346,7 @@ def check_assign_buckets(answer, variant):
         (wide, 8 * size),
         ([], 16 * size),
     ):
-        shapes = [(numel, 1) if index % 3 else (1, numel) for index, (numel, _) in enumerate(sizes)]
-        params = [
-            nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape, (_, dtype) in zip(shapes, sizes, strict=True)
-        ]
+        params = [made(index, *size, within=3 if sizes is turns else 1) for index, size in enumerate(sizes)]
         index_of = {param: index for index, param in enumerate(params)}
         for param in params[1:2]:
             param.requires_grad_(False)  # which parameters are to be reduced is for the caller to choose
@@ -377,6 +391,9 @@ def check_assign_buckets(answer, variant):
                 sizes, cap
             ),
         }
+        if sizes is turns:
+            stored = cut([(3 * numel, dtype) for numel, dtype in sizes], cap)
+            slips = {"the bytes are those of the parameter: its storage may hold others": stored} | slips
         slips = {words: wrong for words, wrong in slips.items() if wrong != wanted}
         held = ", ".join(f"{numel} {str(dtype).removeprefix('torch.')}" for numel, dtype in sizes)
         expect(f"indices of the parameters ({held}) in each bucket, cap {cap} bytes", got, wanted, slips=slips)
@@ -409,6 +426,8 @@ def observe_start(answer: Any, size: int, seed: int) -> dict[str, Any]:
         flat, handle = buffer_and_handle(answer(bucket, comm.world()))
         at_return, unwritten = list(seen), int(flat.isnan().sum())
         handle.wait()
+    other_flat, other_handle = buffer_and_handle(answer(bucket, comm.world()))
+    other_handle.wait()
     half = [parameter(draw(seed + 9, rank, size).bfloat16(), draw(seed + 3, rank, size).bfloat16())]
     with poisoned_buffers() as half_buffers:
         half_flat, handle = buffer_and_handle(answer(half, group_of_one()))
@@ -433,6 +452,7 @@ def observe_start(answer: Any, size: int, seed: int) -> dict[str, Any]:
         "buffers": [f"{size} bytes of {role}" for size, role in buffers],
         "unwritten": [*(each.unwritten for each in sent), unwritten],
         "flat": flat.detach().cpu(),
+        "apart": other_flat.untyped_storage().data_ptr() != flat.untyped_storage().data_ptr(),
         "own": own,
         "none": [index for index, p in enumerate(bucket) if p.grad is None],
         "half": half_flat.detach().cpu(),
@@ -504,6 +524,8 @@ def check_start_bucket(answer, variant):
             "the parameters were copied in, not their gradients": sum(weights) / n,
         }
         expect("the buffer after wait()", found["flat"], total / n, rank=rank, slips=slips)
+        slip = "each call takes a buffer of its own: the last one may be under way still, and is freed when it ends"
+        expect("whether a second call has another buffer", found["apart"], True, rank=rank, slip=slip)
         expect("the gradients themselves, before the bucket is finished", found["own"], rows[rank], rank=rank)
         expect(
             "indices of the gradients that are None, before the bucket is finished",
@@ -566,11 +588,17 @@ def observe_finish(answer: Any, size: int, seed: int) -> dict[str, Any]:
     handle = Arriving(flat, draw(seed + 5, 0, flat.numel()).to(flat.device))
     given, values = list(bucket), [p.detach().clone() for p in bucket]
     before = [None if p.grad is None else p.grad.detach() for p in bucket]  # its memory, whatever becomes of the tensor
-    answer(given, flat, handle)
+    with Ledger() as ledger:
+        ledger.watch(nn.ParameterList(bucket))
+        ledger.reset_peaks()
+        already = sum(ledger.live().values())
+        answer(given, flat, handle)
+        taken = ledger.peak.total - already
     moved = sum(not torch.equal(p, value) for p, value in zip(bucket, values, strict=True))
     wide = parameter(torch.ones(size, dtype=torch.float64), None)
-    last = device.empty(size, torch.float64, "communication", rank_device())
-    answer([wide], last, Arriving(last, torch.arange(size).double().to(last.device)))
+    scalar = parameter(torch.tensor(1.0, dtype=torch.float64), None)
+    last = device.empty(size + 1, torch.float64, "communication", rank_device())
+    answer([wide, scalar], last, Arriving(last, torch.arange(size + 1).double().to(last.device)))
     image = nn.Parameter(torch.ones(1, 2, 2, size, device=rank_device()).to(memory_format=torch.channels_last))
     image.grad = torch.zeros_like(image)
     pixels = device.empty(image.numel(), torch.float32, "communication", rank_device())
@@ -584,6 +612,8 @@ def observe_finish(answer: Any, size: int, seed: int) -> dict[str, Any]:
         "moved": moved,
         "wide": None if wide.grad is None or device.is_allocated(last) else wide.grad.cpu(),
         "image": image.grad.cpu(),
+        "scalar": None if scalar.grad is None else scalar.grad.cpu(),
+        "taken": taken,
         "views": sum(views),
         "replaced": [
             index
@@ -648,10 +678,15 @@ def check_finish_bucket(answer, variant):
         slip = "the optimizer moves parameters, after all gradients have been averaged"
         expect("parameters whose values have changed", found["moved"], 0, rank=rank, slip=slip)
         expect("gradient of a parameter in float64", found["wide"], torch.arange(size).double(), rank=rank)
+        slip = "a scalar's gradient is one too: a view in the parameter's shape, []"
+        expect("gradient of a scalar", found["scalar"], torch.tensor(float(size)).double(), rank=rank, slip=slip)
         pixels = torch.arange(4 * size).float().view(1, 2, 2, size)
         slip = "reshape and flatten give a copy where a gradient is not contiguous: write into the gradient itself"
         what = "gradient of a parameter that lies in memory channels last"
         expect(what, found["image"], pixels, rank=rank, slip=slip)
+        slip = "copy each part into the gradient that exists, and clone it only where there was None"
+        wanted = 4 * 2 * size if own[1] is None else 0
+        expect("bytes allocated, at most at one time", found["taken"], wanted, rank=rank, slip=slip)
 
 
 # 2.5
@@ -718,8 +753,8 @@ def observe_hook(answer: Any, width: int, seed: int, dry: bool = False) -> dict[
             handle.wait()
             for part, p in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
                 p.grad.copy_(part.view(p.shape))
-        reducer.in_flight.clear()
-        reducer.missing[:] = [len(bucket) for bucket in reducer.buckets]
+        reducer.in_flight = []
+        reducer.missing = [len(bucket) for bucket in reducer.buckets]
 
     def count(param: nn.Parameter) -> None:
         nonlocal arrived
@@ -909,11 +944,17 @@ def observe_accumulation(answer: Any, size: int, seed: int, micro: int) -> dict[
         if reducer.sync:
             comm.all_reduce(param.grad, group, comm.MEAN).wait()
 
+    saved: list[Any] = []  # by autograd, for the backward of each micro-batch
+    kept: list[int] = []
+
     def loss_of(batch: Tensor) -> Tensor:
         if given:
             reductions.append(len(calls) - sum(reductions))
         given.append(batch.shape[0])
-        return ((batch @ weight) * scale).tanh().mean()
+        kept.append(sum(storage() is not None for storage in saved))
+        output = ((batch @ weight) * scale).tanh()
+        saved.append(weakref.ref(output.untyped_storage()))
+        return output.mean()
 
     for p in params:
         p.register_post_accumulate_grad_hook(hook)
@@ -923,10 +964,11 @@ def observe_accumulation(answer: Any, size: int, seed: int, micro: int) -> dict[
     with comm.record() as calls:
         answer(list_given, loss_of, reducer)
     reductions.append(len(calls) - sum(reductions))
-    kept = [a is b for a, b in zip(list_given, micro_batches, strict=False)]
+    in_list = [a is b for a, b in zip(list_given, micro_batches, strict=False)]
     same = [torch.equal(batch, value) for batch, value in zip(micro_batches, values, strict=True)]
     return {
-        "list": kept,
+        "list": in_list,
+        "kept": kept,
         "values": same,
         "given": given,
         "backwards": backwards,
@@ -992,6 +1034,8 @@ def check_accumulate_case(answer: Any, variant: Any, number: int) -> None:
             rank=rank,
             slip="the next plain step would not be reduced",
         )
+        slip = "a backward frees what its micro-batch has saved, without retain_graph: one is in memory at a time"
+        expect("graphs alive at each call of loss_of", found["kept"], [0] * number, rank=rank, slip=slip)
         slip = "the list and its tensors are the caller's, and are only read"
         expect("whether the list holds its micro-batches", found["list"], [True] * number, rank=rank, slip=slip)
         expect("whether the micro-batches are as they were", found["values"], [True] * number, rank=rank, slip=slip)

@@ -66,7 +66,7 @@ def check_transposed(answer, ranks):
 
 
 def check_partition_case(answer, ranks, variant, dtype=torch.float32, divides=False):
-    shapes = [(variant.size, 3), (variant.size,), (2, 2, 3), (1,)]
+    shapes = [(variant.size, 3), (variant.size,), (2, 2, 3), ()]
     if divides:
         shapes.append((ranks - sum(torch.Size(shape).numel() for shape in shapes) % ranks,))
     values = torch.arange(1.0, 1 + sum(torch.Size(shape).numel() for shape in shapes), dtype=dtype)
@@ -75,6 +75,7 @@ def check_partition_case(answer, ranks, variant, dtype=torch.float32, divides=Fa
         params = [nn.Parameter(piece.view(shape).clone()) for piece, shape in zip(pieces, shapes, strict=True)]
         del pieces
         params[1].requires_grad_(False)
+        params[0].grad = gradient = torch.ones_like(params[0])
         given, trained = list(params), [p.requires_grad for p in params]
         over = f"over {ranks} ranks, "
         try:
@@ -90,7 +91,7 @@ def check_partition_case(answer, ranks, variant, dtype=torch.float32, divides=Fa
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
             raise AnswerError(f"{over}expected the flat buffer and the list of shards, got {type(result).__name__}")
         flat, shards = result
-        live = sum(ledger.mark("partitioned").values())
+        live = sum(ledger.mark("partitioned").values()) - gradient.nbytes
     numel, length = len(values), -(-len(values) // ranks)
     padding = torch.zeros(ranks * length - numel, dtype=dtype)
     wanted = torch.cat([values, padding])
@@ -109,6 +110,8 @@ def check_partition_case(answer, ranks, variant, dtype=torch.float32, divides=Fa
         trained,
         slip="they are moved, and are otherwise as they were",
     )
+    slip = "its value is moved, its .grad stays"
+    expect(f"{over}whether a parameter has its .grad still", params[0].grad is gradient, True, slip=slip)
     expect(
         f"{over}elements of the flat buffer",
         flat.numel(),
@@ -195,10 +198,10 @@ def check_shard_optimizer(answer, variant):
 
 
 def check_class_and_defaults(answer, optimizer_class, defaults, variant):
-    """Three buckets, on the second of two ranks."""
+    """Three buckets in float64, on the second of two ranks."""
     asked = ", ".join([optimizer_class.__name__, *(f"{name}={value}" for name, value in defaults.items())])
     lengths = [variant.size + 2, variant.size, 1]
-    flats = [torch.ones(2 * lengths[0]), *(torch.zeros(2 * length) for length in lengths[1:])]
+    flats = [torch.full((2 * length,), float(length == lengths[0]), dtype=torch.float64) for length in lengths]
     buckets = [list(flat.chunk(2)) for flat in flats]
     kept = [list(shards) for shards in buckets]
     optimizer = answer(buckets, 1, optimizer_class, **defaults)
@@ -218,6 +221,10 @@ def check_class_and_defaults(answer, optimizer_class, defaults, variant):
         },
         slip=slip,
     )
+    places = lambda tensors: [tensor.untyped_storage().data_ptr() for tensor in tensors]  # noqa: E731
+    slip = "nn.Parameter(shard) shares its memory; what changes the dtype makes a copy"
+    shared = [a == b for a, b in zip(places(group["params"]), places(flats), strict=True)]
+    expect(f"{asked}: tensors in the memory of the flat buffers, in float64", shared, [True] * 3, slip=slip)
     options = lambda of: {name: str(value) for name, value in sorted(of.items()) if name != "params"}  # noqa: E731
     slip = "all of `**defaults` go to `optimizer_class`, and nothing besides"
     expect(f"{asked}: defaults", options(group), options(wanted.param_groups[0]), slip=slip)
@@ -455,6 +462,10 @@ def check_reduce_bucket_case(answer, variant, ranks):
         )
         what = "shard.grad where it was set to None while the reduction was under way"
         expect(what, found["emptied"], mean, rank=rank, slip=slip)
+        alone = [torch.full((2,), (ranks + 1) / 2), torch.full((2 * ranks,), rank + 1.0)]
+        slip = "the bucket is another buffer than the gradient's, with the shard's dtype"
+        for what, got, right in zip(("shard.grad", "the .grad afterwards"), found["alone"], alone, strict=True):
+            expect(f"{what} of one parameter in bfloat16", got, right.bfloat16(), rank=rank, slip=slip)
         expect(
             "whether the second mean was added to the shard.grad that was there",
             found["kept"],
@@ -585,6 +596,7 @@ def observe_reduction(answer, seed, size):
         ledger.watch(model)
         loss_of(model, my_rows(whole_batches(seed)[0], group)).backward()
         params[1].grad = None
+        params[2].grad = params[2].grad.t().contiguous().t()  # as a loss may leave it
         before = ledger.mark("backward")
         seen = {"grads_before": sum(p.grad is not None for p in params)}
         ledger.reset_peaks()
@@ -622,7 +634,18 @@ def observe_reduction(answer, seed, size):
             shard.grad = None
             end()
             seen["emptied"] = None if shard.grad is None else shard.grad.detach().clone().cpu()
+            seen["alone"] = reduce_one(answer, group, where)
     return seen
+
+
+def reduce_one(answer, group, where):
+    """The mean of a bucket of one bfloat16 parameter, which needs no padding; and the gradient afterwards."""
+    single = nn.Parameter(torch.ones(2 * group.size(), dtype=torch.bfloat16, device=where))
+    single.grad = torch.full_like(single, group.rank() + 1.0)
+    shard = nn.Parameter(single.detach()[:2].clone())
+    answer([single], shard, group)()
+    left = single.grad if single.grad is not None and device.is_allocated(single.grad) else None
+    return [None if each is None else each.detach().cpu() for each in (shard.grad, left)]
 
 
 # --- 3.4 --------------------------------------------------------------------------------------------------------------
@@ -669,6 +692,10 @@ def check_update_and_gather_case(answer, variant, ranks):
             rank=rank,
             slip="gather in place, from shard.data itself; a copy costs a shard more",
         )
+        slip = "the shards are the optimizer's parameters: not every optimizer has state of them"
+        expect("shards that keep their .grad with SGD", found["left by SGD"], 0, rank=rank, slip=slip)
+        step = torch.full_like(found["SGD's step"], LR)
+        expect("step of SGD for gradients of 1", found["SGD's step"], step, rank=rank, slip=slip)
         expect(
             "bytes of optimizer state",
             found["optimizer"],
@@ -789,15 +816,23 @@ def observe_steps(answer, seed, size):
                     answer(optimizer, flats, group)
                 note.remove()
         live = ledger.mark("stepped")
+        freed = freed_by_resize(ledger, "gradients")
+        trained = [flat.detach().clone().cpu() for flat in flats]
+        plain = SGD(shards, lr=LR)  # has no state
+        for shard in shards:
+            shard.grad = device.empty(shard.numel(), shard.dtype, "gradients", shard.device).fill_(1)
+        answer(plain, flats, group)
     return {
+        "SGD's step": torch.cat(trained) - torch.cat([flat.detach().cpu() for flat in flats]),
+        "left by SGD": sum(shard.grad is not None for shard in shards),
         "ranks": ranks,
-        "flats": [flat.detach().clone().cpu() for flat in flats],
+        "flats": trained,
         "events": watch.events,
         "payloads": [call.payload for call in log],
         "gradients": live["gradients"],
         "gradients in the gather": gather.gradients[0] if gather.gradients else None,
         "in place": gather.in_place,
-        "freed": freed_by_resize(ledger, "gradients"),
+        "freed": freed,
         "optimizer": live["optimizer"],
     }
 

@@ -850,3 +850,96 @@ def accumulate(micro_batches, loss_of, reducer):
     for i, m in enumerate(micro_batches):
         reducer.sync = i == k - 1
         (loss_of(m) / max(k, 2)).backward()
+
+
+wrong("2.1", "cannot be applied to a 0-dim tensor").diff("""
+Takes a slice, which a scalar does not have.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ comm.all_reduce(param.grad[:], group, comm.MEAN).wait()
+""")
+
+
+wrong("2.1", "every backward brings one to average").diff("""
+Averages each parameter's gradient once in a lifetime.
+- comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ if not hasattr(param, "averaged"):
++     comm.all_reduce(param.grad, group, comm.MEAN).wait()
++ param.averaged = True
+""")
+
+
+wrong("2.2", "its storage may hold others").diff("""
+Counts the storage, of which a parameter may be a part.
+- if sum(p.numel() * p.element_size() for p in bucket) >= cap_bytes:
++ if sum(p.untyped_storage().nbytes() for p in bucket) >= cap_bytes:
+""")
+
+
+wrong("2.2", "got [[6], [5, 4], [3, 2], [1], [0]]").diff("""
+Counts rows times columns.
+- if sum(p.numel() * p.element_size() for p in bucket) >= cap_bytes:
++ if sum(p.shape[0] * p.shape[-1] * p.element_size() for p in bucket) >= cap_bytes:
+""")
+
+
+wrong("2.3", "each call takes a buffer of its own").diff("""
+Keeps the buffer of a size for ever.
+- flat = device.empty(sum(sizes), bucket[0].dtype, "communication", bucket[0].device)
++ kept = globals().setdefault("kept", {})
++ key = sum(sizes), bucket[0].dtype
++ if key not in kept:
++     kept[key] = device.empty(sum(sizes), bucket[0].dtype, "communication", bucket[0].device)
++ flat = kept[key]
+""")
+
+
+wrong("2.4", "expected 56, got 156").diff("""
+Copies the whole buffer, and lets new gradients be parts of that.
+- handle.wait()
+- for part, param in zip(flat.split([param.numel() for param in bucket]), bucket, strict=True):
++ handle.wait()
++ whole = flat.clone()
++ for part, param in zip(whole.split([param.numel() for param in bucket]), bucket, strict=True):
+
+- param.grad = mean.clone()
++ param.grad = mean
+""")
+
+
+wrong("2.4", "expected 56, got 140").diff("""
+Copies each part before it copies it into the gradient.
+- mean = part.view(param.shape)
++ mean = part.clone().view(param.shape)
+
+- param.grad = mean.clone()
++ param.grad = mean
+""")
+
+
+wrong("2.4", "len() of a 0-d tensor").diff("""
+Takes the first dimension by `len`, which a scalar does not have.
+- mean = part.view(param.shape)
++ mean = part.view(len(param), -1).view_as(param)
+""")
+
+
+wrong("2.5", "got [rest of backward, return]").diff("""
+Keeps the counts of the first backward, where `finish` makes new ones.
+- reducer.missing[reducer.bucket_of[param]] -= 1
+- while len(in_flight) < len(buckets) and reducer.missing[len(in_flight)] == 0:
++ reducer.counts = missing = getattr(reducer, "counts", reducer.missing)
++ missing[reducer.bucket_of[param]] -= 1
++ while len(in_flight) < len(buckets) and missing[len(in_flight)] == 0:
+""")
+
+
+wrong("2.6", "one is in memory at a time").diff("""
+Keeps the losses, and their graphs by `retain_graph`.
+- for number, batch in enumerate(micro_batches, start=1):
++ losses = []
++ for number, batch in enumerate(micro_batches, start=1):
+
+- (loss_of(batch) / len(micro_batches)).backward()
++ losses.append(loss_of(batch) / len(micro_batches))
++ losses[-1].backward(retain_graph=True)
+""")

@@ -662,3 +662,57 @@ Starts reductions in the world.
 - return [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
 + return [p.register_post_accumulate_grad_hook(hook) for p in params]
 """)
+
+wrong("3.1", "len() of a 0-d tensor").diff("""
+Takes the first dimension by `len`, which a scalar does not have.
+- p.data = piece.view(p.shape)
++ p.data = piece.view(len(p), *p.shape[1:])
+""")
+
+
+wrong("3.1", "its value is moved, its .grad stays").diff("""
+Drops the gradients on the way.
+- p.data = piece.view(p.shape)
++ p.data = piece.view(p.shape)
++ p.grad = None
+""")
+
+
+wrong("3.2", "what changes the dtype makes a copy").diff("""
+Asks for float32, which float32 shards are already.
+- return optimizer_class([nn.Parameter(shards[rank]) for shards in buckets], **defaults)
++ return optimizer_class([nn.Parameter(shards[rank].float()) for shards in buckets], **defaults)
+""")
+
+
+wrong("3.3", "view size is not compatible").diff("""
+Takes every gradient for contiguous.
+- bucket[start : start + p.numel()] = p.grad.flatten()
++ bucket[start : start + p.numel()] = p.grad.view(-1)
+""")
+
+
+wrong("3.3", "element 43 is").diff("""
+Lays a transposed gradient out in the order of memory.
+- bucket[start : start + p.numel()] = p.grad.flatten()
++ bucket[start : start + p.numel()] = p.grad.as_strided((p.numel(),), (1,))
+""")
+
+
+wrong("3.3", "attempting to assign a gradient with dtype 'double'").diff("""
+Makes its buffers in float64, as the parameters of one model are.
+- bucket = device.empty(shard.numel() * group.size(), shard.dtype, "communication", shard.device).zero_()
++ bucket = device.empty(shard.numel() * group.size(), torch.float64, "communication", shard.device).zero_()
+
+- mean = device.empty(shard.numel(), shard.dtype, "gradients", shard.device)
++ mean = device.empty(shard.numel(), torch.float64, "gradients", shard.device)
+""")
+
+
+wrong("3.4", "argument 2 is shorter than argument 1").diff("""
+Knows the shards by their state, which SGD does not have.
+- shards = optimizer.param_groups[0]["params"]
+- optimizer.step()
++ optimizer.step()
++ shards = list(optimizer.state)
+""")
