@@ -33,6 +33,12 @@ def refuse_replaced(p: Tensor) -> None:
     )
 
 
+def has_hooks(p: Tensor) -> bool:
+    """True if hooks would be lost with a parameter, other than those of measurements (`only_measures`)."""
+    posts = private.post_hooks_of(p).values()
+    return bool(private.hooks_of(p)) or not all(getattr(hook, "only_measures", False) for hook in posts)
+
+
 def local_of(t: Tensor) -> Tensor:
     """This rank's part, the tensor itself: no autograd, no wait."""
     return private.local_of(t) if isinstance(t, DTensor) else t

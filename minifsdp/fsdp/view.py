@@ -147,18 +147,21 @@ class FlatView(View):
 
         First come the shards' own hooks: autograd, which would call them, reaches the leaves only. They get the mean,
         as this rank has it, that of an original parameter in its shape. (Torch calls those of a flat parameter with the
-        rank's own gradient, which is not reduced yet, and those of original parameters never.)
+        rank's own gradient, which is not reduced yet, and those of original parameters never.) They run on every rank,
+        also where nothing of a parameter is here: they may communicate.
         """
         kept = False
         for index, (p, part) in enumerate(zip(self.shards, self.slices(mean), strict=True)):
             if p.requires_grad and hooks_of(p):
                 self._call_hooks(index, part)
-            if not (p.requires_grad and p.numel()):
+            if not p.requires_grad or not (p.numel() or post_hooks_of(p) or not self.flat.layout.shapes[index].numel()):
                 continue
-            if p.grad is None:
+            if p.grad is not None:
+                p.grad.add_(part)
+            elif p.numel():
                 p.grad, kept = part, True
             else:
-                p.grad.add_(part)
+                p.grad = torch.empty_like(p)
             self._delivered.append(p)
         if not kept:
             device.free(mean)

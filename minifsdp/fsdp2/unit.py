@@ -122,6 +122,7 @@ class ParamUnit(Unit):
                 "modules of other dtypes separately"
             )
 
+    @torch.inference_mode(False)
     def _make_leaves(self, dtypes: list[torch.dtype]) -> None:
         self.view.check_materialized(self.title)
         self.unsharded = unsharded_of(self, dtypes)
@@ -130,7 +131,7 @@ class ParamUnit(Unit):
 
     @property
     def _versions(self) -> list[int]:
-        return [steps_taken(), *map(version_of, self.view.parts)]
+        return [steps_taken(), *map(version_of, self.view.parts), *map(version_of, self.shards)]
 
     @property
     def is_stale(self) -> bool:

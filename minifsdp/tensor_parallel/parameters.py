@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from minifsdp import comm, private
 from minifsdp.comm import Group, Label
-from minifsdp.local_parts import refuse_replaced, replaced
+from minifsdp.local_parts import has_hooks, refuse_replaced, replaced
 from minifsdp.process_groups import mesh_group
 from minifsdp.tensor_parallel.layouts import (
     Layout,
@@ -79,7 +79,8 @@ def distribute(p: nn.Parameter, mesh: DeviceMesh, layout: Layout, source: int | 
         source: the rank of `mesh` whose values all ranks receive; None: each rank keeps its own values.
 
     Raises:
-        ValueError: it is already sharded over other ranks; or it is tied, and another user has a different layout.
+        ValueError: it has hooks; it is already sharded over other ranks; or it is tied, and another user has a
+            different layout.
     """
     if isinstance(p, DTensor):
         if p.device_mesh != mesh:
@@ -90,6 +91,8 @@ def distribute(p: nn.Parameter, mesh: DeviceMesh, layout: Layout, source: int | 
             )
         return p
     if p not in replaced:
+        if has_hooks(p):
+            raise ValueError(f"hooks of a parameter {[*p.shape]} would be lost: register them after parallelize_module")
         group = mesh_group(mesh, 0)
         values = p.detach()
         if source is not None and values.device.type != "meta":

@@ -157,15 +157,42 @@ def hooks_of_what_the_optimizer_has_see_reduced_gradients(kind: dict[str, Any], 
     held = [p.grad for p in model.parameters() if p.grad is not None]
     assert len(seen) == 2 * len(held) > 0
     assert {id(gradient) for gradient in seen} == {id(gradient) for gradient in held}
-    assert_same(gradients(model), gradients(expected))
+    present = [None if found is None or not found.numel() else found for found in gradients(model)]
+    assert_same(present, gradients(expected))
 
 
 @check()
 def hooks_that_would_be_lost_are_refused() -> None:
-    module = plain()
-    module[2].weight.register_hook(lambda gradient: None)
-    with pytest.raises(RuntimeError, match=r"^hooks of weight would be lost: register them after wrapping"):
-        Fsdp(module[2])
+    for kind in ("register_hook", "register_post_accumulate_grad_hook"):
+        module = plain()
+        getattr(module[2].weight, kind)(lambda _: None)
+        with pytest.raises(
+            RuntimeError, match=r"^hooks of weight would be lost: .* wrapping, or use_orig_params=True$"
+        ):
+            Fsdp(module[2])
+        module = plain().to("meta")
+        getattr(module[2].weight, kind)(lambda _: None)
+        with pytest.raises(RuntimeError, match=r"^hooks of weight would be lost: register them after wrapping$"):
+            Fsdp(module[2], use_orig_params=True, param_init_fn=lambda each: each.to_empty(device="cpu", recurse=False))
+
+
+@check()
+def hooks_run_on_all_ranks_alike() -> None:
+    """A collective in one does not hang where nothing of the parameter is here."""
+    model = wrapped(True)
+    sums: list[Tensor] = []
+
+    def hook(p: nn.Parameter) -> None:
+        assert p.grad is not None
+        assert p.grad.shape == p.shape
+        norm = p.grad.double().norm()
+        dist.all_reduce(norm)
+        sums.append(norm)
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(hook)
+    backward(model, 1)
+    assert len(sums) == len(list(model.parameters()))
 
 
 def first_rows(gradient: Tensor) -> None:

@@ -317,6 +317,33 @@ def accumulated_gradients_of_one_rank() -> None:
     optimizer.step()
 
 
+@check(kept=(True, False))
+def an_own_update_counts_though_a_forward_has_gathered(kept: bool) -> None:
+    """Without an optimizer, after a forward that no backward followed."""
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3, bias=False))
+    model = ours.fully_shard(copy.deepcopy(reference), reshard_after_forward=not kept)
+    mine, expected = list(model.parameters()), list(reference.parameters())
+    model(rows()).pow(2).sum().backward()
+    in_one_process(reference)
+    model(rows())
+    for p in (*mine, *expected):
+        with torch.no_grad():
+            p -= 0.1 * p.grad
+    torch.testing.assert_close(model(rows()), reference(rows()))
+
+
+@check()
+def the_first_forward_may_be_in_inference_mode() -> None:
+    model = ours.fully_shard(nn.Linear(8, 3))
+    with torch.inference_mode():
+        first = model(rows())
+    output = model(rows())
+    assert torch.equal(first, output)
+    output.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
 # Hooks
 
 

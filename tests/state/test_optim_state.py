@@ -21,7 +21,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy as TorchsPolicy
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from minifsdp import comm
+from minifsdp import checkpoint, comm
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import (
     CPUOffload,
@@ -592,6 +592,39 @@ def never_more_whole_than_one_state_of_one_unit() -> None:
             "save shards": shards + 1,
             "load shards": shards + 1,
         }, peaks
+
+
+# A parameter without elements
+
+
+class WithEmpty(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.empty = nn.Parameter(torch.zeros(0, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.empty.sum()
+
+
+@check(use_orig_params=(False, True))
+def an_empty_parameter_has_the_state_of_one_process(use_orig_params: bool) -> None:
+    def stepped(model: nn.Module) -> tuple[nn.Module, Optimizer]:
+        optim = torch.optim.AdamW(model.parameters(), 0.1)
+        model(torch.ones(2, 4)).sum().backward()
+        optim.step()
+        return model, optim
+
+    alone = checkpoint.get_optimizer_state_dict(*stepped(WithEmpty()))
+    model, optim = stepped(Fsdp(WithEmpty(), use_orig_params=use_orig_params))
+    options = checkpoint.StateDictOptions(full_state_dict=True)
+    saved = checkpoint.get_optimizer_state_dict(model, optim, options=options)
+    assert saved["state"].keys() == alone["state"].keys()
+    for key, value in alone["state"]["empty"].items():
+        assert saved["state"]["empty"][key].shape == value.shape
+    for state in (saved, alone):
+        checkpoint.set_optimizer_state_dict(model, optim, state, options=options)
+    model(torch.ones(2, 4)).sum().backward()
+    optim.step()
 
 
 # Optimizers that list the parameters in another order on each rank

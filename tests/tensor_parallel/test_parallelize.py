@@ -547,6 +547,17 @@ def a_refused_embedding_is_as_it_was() -> None:
     assert torch.equal(module.weight, before)
 
 
+@check()
+def hooks_that_would_be_lost_are_refused() -> None:
+    for kind in ("register_hook", "register_post_accumulate_grad_hook"):
+        layer = nn.Linear(4, 4)
+        getattr(layer.weight, kind)(lambda _: None)
+        with pytest.raises(
+            ValueError, match=r"hooks of a parameter \[4, 4\] would be lost: .*after parallelize_module$"
+        ):
+            parallelize_module(layer, init_device_mesh("cpu", (2,)), ColwiseParallel())
+
+
 @pytest.mark.parametrize(("ranks", "name"), check.params)
 def test_on_ranks(ranks: int, name: str) -> None:
     check.assert_passed(ranks, name)

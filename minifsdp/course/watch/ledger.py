@@ -226,6 +226,8 @@ class Ledger:
         if len(handle.hooks_dict_ref() or ()) < 2:  # no hooks, or not run: torch's FSDP2 calls leaves' hooks itself
             tag()
 
+    _on_gradient.only_measures = True  # type: ignore[attr-defined]  # wrappers may lose it with its parameter
+
     def _tag_grad(self, leaf: Tensor) -> None:
         if leaf.is_leaf and leaf.grad is not None:
             self.tag(leaf.grad, "gradients")

@@ -24,8 +24,8 @@ from minifsdp.fsdp.torch_api.optimizer_checks import (
 from minifsdp.fsdp.torch_api.policies import WrapPolicy
 from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.unit import Unit
+from minifsdp.local_parts import has_hooks
 from minifsdp.optimizer_steps import before_every_step
-from minifsdp.private import hooks_of
 
 
 def wrap_children(
@@ -134,20 +134,26 @@ def mark_taken(params: ParamPlaces, unit: Unit) -> None:
         for taken in (p, now):
             if taken is not None:
                 taken.__dict__[ORIGINAL_NAME] = place.name, id(place.module)
-        check_hooks(place.name, p, is_replaced=now is not p)
+        check_hooks(place.name, p, now)
         if now is not p:
             note_taken(p, place.name, unit)
 
 
-def check_hooks(name: str, p: nn.Parameter, is_replaced: bool) -> None:
+def check_hooks(name: str, p: nn.Parameter, now: nn.Parameter | None) -> None:
     """See who waits for autograd to reach a parameter that a unit has taken.
 
+    Args:
+        name: its name, for messages.
+        p: the parameter.
+        now: the one in its place; None: a flat parameter has its values.
+
     Raises:
-        RuntimeError: an optimizer, to step in backward; or hooks of `register_hook` that would be lost with it.
+        RuntimeError: an optimizer, to step in backward; or hooks that would be lost with it.
     """
     check_steps_after_backward(name, p)
-    if is_replaced and hooks_of(p):
-        raise RuntimeError(f"hooks of {name} would be lost: register them after wrapping, or use_orig_params=True")
+    if now is not p and has_hooks(p):
+        cure = ", or use_orig_params=True" if now is None else ""
+        raise RuntimeError(f"hooks of {name} would be lost: register them after wrapping{cure}")
 
 
 def check_not_taken(params: ParamPlaces, root: nn.Module) -> None:

@@ -57,5 +57,8 @@ def scatter_named_states(
     result: dict[nn.Parameter, dict[str, Any]] = {}
     for one in managed:
         states = [saved.get(name, {}) for name in one.names]
-        result |= scatter_states(one.unit.contents, one.names, states, partial(fetch, one))
-    return {p: state for p, state in result.items() if p.numel() and state}
+        scattered = scatter_states(one.unit.contents, one.names, states, partial(fetch, one))
+        shapes = zip(one.unit.shards, one.unit.contents.shapes, strict=False)
+        here = {p for p, shape in shapes if p.numel() or not shape.numel()}
+        result |= {p: state for p, state in scattered.items() if p in here and state}
+    return result

@@ -41,7 +41,13 @@ def agree_on_schema(managed: list[UnitNames], states: States) -> list[dict[nn.Pa
         RuntimeError: some ranks lack states that others have; every rank raises.
         ValueError: a state is of neither kind; every rank raises.
     """
-    mine = [[schema_of(p, states.get(p, {}), names[0]) for p, names in one.shards.items()] for one in managed]
+    mine = [
+        [
+            schema_of(p, states.get(p, {}), names[0]) if p.numel() or not shape.numel() else None
+            for (p, names), shape in zip(one.shards.items(), one.unit.contents.shapes, strict=False)
+        ]
+        for one in managed
+    ]
     groups = {one.unit.group for one in managed if one.unit.contents.ranks > 1}
     of_ranks = {group: comm.gather_objects(mine, group) for group in sorted(groups, key=name_of)}
     agreed = []
@@ -52,10 +58,8 @@ def agree_on_schema(managed: list[UnitNames], states: States) -> list[dict[nn.Pa
     return agreed
 
 
-def schema_of(p: nn.Parameter, state: Mapping[str, Any], name: str) -> Schema | None:
-    """This rank's schema of a parameter; None if it has no element of it; an error for a state of neither kind."""
-    if p.numel() == 0:
-        return None
+def schema_of(p: nn.Parameter, state: Mapping[str, Any], name: str) -> Schema:
+    """This rank's schema of a parameter, with an error for a state of neither kind."""
     schema: Schema = {}
     for key, value in state.items():
         if not has_elements(key, value, p.shape):
