@@ -756,3 +756,17 @@ Waits for the last two that are under way.
 - under_way.append(unit)
 + under_way[:] = [unit]
 """)
+
+
+wrong("6.1", "round nothing").diff("""
+Rounds to microseconds.
+- ends.append(start + piece.seconds)
++ ends.append(round(start + piece.seconds, 6))
+""")
+
+
+wrong("6.1", "all in its `after`, however many").diff("""
+Waits for two events at most.
+- start = max(host, free.get(piece.stream, 0.0), *(ends[number] for number in piece.after))
++ start = max(host, free.get(piece.stream, 0.0), *(ends[number] for number in piece.after[:2]))
+""")
