@@ -33,6 +33,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from minifsdp.comm import Group
+from minifsdp.kinds import refused
 from minifsdp.local_parts import check_replicated, cuts_of
 from minifsdp.optimizer_steps import before_every_step, parameters_of
 from minifsdp.private import TorchDispatchMode
@@ -99,9 +100,12 @@ def check_flat(kind: type[Optimizer], settings: Mapping[str, Any], whose: str, l
 
     Raises:
         ValueError: it needs more.
+        TypeError: it is no class of optimizers.
     """
     if kind in ELEMENTWISE:
         return
+    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
+        raise refused("optimizer_class", kind, "a class of optimizers, such as torch.optim.AdamW")
     why = next((why for each, why in NEEDS.items() if issubclass(kind, each)), None)
     found = Finding(False) if kind in NEEDS else try_out(kind, settings, live)
     if found.alone or (found.alone is None and why is None):

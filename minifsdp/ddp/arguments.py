@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from minifsdp import comm, private, process_groups
+from minifsdp.kinds import bytes_of_mib, check_mesh
 from minifsdp.local_parts import check_replicated
 from minifsdp.nesting import DDP, refuse_nested
 from minifsdp.tree import map_tensors
@@ -57,6 +58,7 @@ def choose_group(process_group: comm.Group | None, device_mesh: Any) -> comm.Gro
         raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
     if device_mesh is None:
         return comm.world(process_group)
+    check_mesh("device_mesh", device_mesh)
     if device_mesh.ndim != 1:
         raise RuntimeError(
             f"Only 1D device mesh is supported, but got {device_mesh}. Pass the dimension of the replicas: "
@@ -71,7 +73,7 @@ def bucket_caps(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float]
     By default the first bucket is small, because communication begins with it.
     """
     caps = bucket_cap_mb_list or ([1, 25] if bucket_cap_mb is None else [bucket_cap_mb])
-    return [int(cap * 2**20) for cap in caps]
+    return [bytes_of_mib("bucket_cap_mb", cap) for cap in caps]
 
 
 def when_to_sync_buffers(broadcast_buffers: bool | None, forward_sync_buffers: bool | None) -> tuple[bool, bool]:

@@ -26,6 +26,7 @@ from minifsdp.ddp.sparse import sparse_parameters
 from minifsdp.ddp.static_graph import StaticGraphReducer
 from minifsdp.ddp.sync import broadcast_from, start_from_rank_0, trainable_parameters
 from minifsdp.ddp.unused import UnusedFindingReducer
+from minifsdp.kinds import check_flags, check_kind
 from minifsdp.nesting import DDP, refuse_torchs_ddp
 
 
@@ -123,6 +124,15 @@ class DistributedDataParallel(nn.Module):
             mixed_precision=mixed_precision,
             skip_all_reduce_unused_params=skip_all_reduce_unused_params and not static_graph,
             batched_grad_copy=batched_grad_copy,
+        )
+        check_kind("module", module, nn.Module, "a module")
+        check_flags(
+            broadcast_buffers=broadcast_buffers,
+            init_sync=init_sync,
+            find_unused_parameters=find_unused_parameters,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            static_graph=static_graph,
+            forward_sync_buffers=forward_sync_buffers,
         )
         arguments.warn_of_no_effect(check_reduction, find_unused_parameters and static_graph)
         self.module = module

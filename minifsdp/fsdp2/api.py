@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any, NoReturn
@@ -26,48 +25,13 @@ from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut
 from minifsdp.fsdp2.hooks import State, has_state
 from minifsdp.fsdp2.module import FSDPModule
+from minifsdp.fsdp2.policies import NO_POLICY, ON_DEVICE, policies
 from minifsdp.fsdp2.unit import ParamUnit
+from minifsdp.kinds import check_kind, check_mesh, is_named, refused, tensors_of
 from minifsdp.local_parts import check_replicated, refuse_replaced, replaced
 from minifsdp.optimizer_steps import before_every_step
 from minifsdp.uncompiled import stay_out_of_graphs
 from minifsdp.whole_tensors import check_step
-
-
-@dataclass(frozen=True)
-class MixedPrecisionPolicy:
-    """Dtypes of one `fully_shard`.
-
-    Attributes:
-        param_dtype: dtype of gathers and computation; None: the parameters' own dtype.
-        reduce_dtype: dtype of reductions, and of gradients accumulated without reduction; None: `param_dtype`.
-        output_dtype: dtype to which floating-point outputs of forward are cast; None: no cast.
-        cast_forward_inputs: cast floating-point inputs of forward to `param_dtype`.
-    """
-
-    param_dtype: torch.dtype | None = None
-    reduce_dtype: torch.dtype | None = None
-    output_dtype: torch.dtype | None = None
-    cast_forward_inputs: bool = True
-
-
-@dataclass
-class OffloadPolicy:
-    """Sharded parameters, gradients and optimizer state stay on the device."""
-
-
-@dataclass
-class CPUOffloadPolicy(OffloadPolicy):
-    """Sharded parameters, gradients and optimizer state stay in host memory.
-
-    Attributes:
-        pin_memory: use pinned memory, which is needed for copies to run concurrently with the computation.
-    """
-
-    pin_memory: bool = True
-
-
-NO_POLICY, ON_DEVICE = MixedPrecisionPolicy(), OffloadPolicy()
-
 
 _units: WeakSet[ParamUnit] = WeakSet()
 
@@ -101,24 +65,31 @@ def fully_shard(
 
     Raises:
         RuntimeError: an optimizer of a parameter is to step in backward.
+        TypeError: an argument is of another kind, such as a policy of FSDP1 or the name of a parameter.
         ValueError: a module, or a parameter of it, was sharded before, or is in another wrapper; a module has no
             forward; a parameter is a scalar; or the mesh has 3 dimensions.
         NotImplementedError: a parameter is not contiguous, or is split unevenly along a dimension other than 0.
     """
     stay_out_of_graphs()
     before_every_step(check_step)
+    mp_policy, offload_policy = policies(mp_policy, offload_policy)
+    ignored = tensors_of(
+        "ignored_params",
+        () if ignored_params is None else ignored_params,
+        "a set of parameters, not of names or modules",
+    )
     modules: list[nn.Module] = list(dict.fromkeys(module)) if isinstance(module, list | tuple) else [module]
-    _check(modules)
+    _check(modules, shard_placement_fn)
     for each in modules:
-        nesting.refuse_nested(nesting.FSDP2, each, ignored_params or ())
+        nesting.refuse_nested(nesting.FSDP2, each, ignored)
     group = comm.world()
-    params = _params_of(modules, ignored_params or ())
+    params = _params_of(modules, ignored)
     device = compute_device(None, params, group)
     mesh = mesh if mesh is not None else dtensors.default_mesh(device, group)
     _check_mesh(mesh)
     inside = process_groups.mesh_group(mesh, mesh.ndim - 1)
     across = process_groups.mesh_group(mesh, 0) if mesh.ndim == 2 else None
-    offload = type(offload_policy).__name__ == "CPUOffloadPolicy"
+    offload = is_named(offload_policy, "CPUOffloadPolicy")
     pin = offload and offload_policy.pin_memory
     for group, (p, places) in product([inside, across] if across is not None else [inside], params.items()):
         check_replicated(p, places[0].name, group)
@@ -144,10 +115,13 @@ def fully_shard(
     return module
 
 
-def _check(modules: Sequence[Any]) -> None:
+def _check(modules: Sequence[Any], shard_placement_fn: Any) -> None:
+    if not (shard_placement_fn is None or callable(shard_placement_fn)):
+        raise refused("shard_placement_fn", shard_placement_fn, "a function of a parameter that returns Shard(dim)")
     if not modules:
         raise ValueError("fully_shard of an empty list: give it a module, or several")
     for module in modules:
+        check_kind("module", module, nn.Module, "a module, or a list of modules")
         if isinstance(module, nn.ModuleList | nn.ModuleDict):
             raise ValueError(f"fully_shard does not support containers that do not implement forward: {module}")
         if has_state(module):
@@ -156,13 +130,14 @@ def _check(modules: Sequence[Any]) -> None:
 
 
 def _check_mesh(mesh: Any) -> None:
+    check_mesh("mesh", mesh)
     if mesh.ndim not in (1, 2):
         raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
     if mesh.ndim == 2 and mesh.mesh_dim_names is None:
         raise AssertionError("Please init the 2D mesh for HSDP with mesh_dim_names specified")
 
 
-def _params_of(modules: Sequence[nn.Module], ignored: Collection[nn.Parameter]) -> ParamPlaces:
+def _params_of(modules: Sequence[nn.Module], ignored: Sequence[torch.Tensor]) -> ParamPlaces:
     """The parameters that no inner call has taken, with every place that uses them."""
     taken = {inner for outer in modules for inner in outer.modules() if has_state(inner)}
     left_out = {id(p) for p in ignored}
@@ -221,9 +196,7 @@ def _smaller(reshard_after_forward: Any, mesh: Any) -> Any:
         return None
     ranks = mesh.shape[-1]
     if not isinstance(reshard_after_forward, int):
-        raise ValueError(
-            f"reshard_after_forward={reshard_after_forward!r}: give True, False, None or a number of ranks"
-        )
+        raise refused("reshard_after_forward", reshard_after_forward, "True, False, None or a number of ranks")
     if reshard_after_forward < 1 or ranks % reshard_after_forward:
         raise ValueError(
             f"If reshard_after_forward is an int, it should be a factor of {ranks}, not {reshard_after_forward}"

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from minifsdp.kinds import check_count, refused
 from minifsdp.pipeline.actions import Plan, read_csv
 from minifsdp.pipeline.schedule import Schedule
 from minifsdp.pipeline.schedules.dualpipe_v import dualpipe_v
@@ -23,13 +24,24 @@ Stages: TypeAlias = Sequence[PipelineStage]
 Loss: TypeAlias = Callable[..., Tensor] | None
 
 
+def _count(stages: Any) -> int:
+    """
+    Raises:
+        TypeError: they are no list of stages.
+    """
+    if not (isinstance(stages, Sequence) and all(isinstance(stage, PipelineStage) for stage in stages)):
+        raise refused("stages", stages, "PipelineStages: one to a schedule of one stage on each rank, or a list")
+    return len(stages)
+
+
 def _plan_of(order: Callable[..., Any], stages: Sequence[PipelineStage], micros: int, *more: int) -> Plan:
-    ranks = stages[0].group_size
-    wrong = next((s for s in stages if s.num_stages != ranks * len(stages)), None)
+    check_count("n_microbatches", micros)
+    number, ranks = _count(stages), stages[0].group_size
+    wrong = next((s for s in stages if s.num_stages != ranks * number), None)
     if wrong is not None:
         raise ValueError(
-            f"num_stages={wrong.num_stages}, and {ranks} ranks with {len(stages)} each, as here, have "
-            f"{ranks * len(stages)}: give all ranks equally many stages"
+            f"num_stages={wrong.num_stages}, and {ranks} ranks with {number} each, as here, have "
+            f"{ranks * number}: give all ranks equally many stages"
         )
     return [list(order(rank, ranks, micros, *more)) for rank in range(ranks)]
 
@@ -53,7 +65,7 @@ class ScheduleLoopedBFS(Schedule):
 
     def __init__(self, stages: Stages, n_microbatches: int, loss_fn: Loss = None, **options: Any) -> None:
         super().__init__(
-            _plan_of(looped_bfs, stages, n_microbatches, len(stages)), stages, n_microbatches, loss_fn, **options
+            _plan_of(looped_bfs, stages, n_microbatches, _count(stages)), stages, n_microbatches, loss_fn, **options
         )
 
 
@@ -62,7 +74,11 @@ class ScheduleInterleaved1F1B(Schedule):
 
     def __init__(self, stages: Stages, n_microbatches: int, loss_fn: Loss = None, **options: Any) -> None:
         super().__init__(
-            _plan_of(interleaved, stages, n_microbatches, len(stages)), stages, n_microbatches, loss_fn, **options
+            _plan_of(interleaved, stages, n_microbatches, _count(stages)),
+            stages,
+            n_microbatches,
+            loss_fn,
+            **options,
         )
 
 
@@ -71,7 +87,11 @@ class ScheduleInterleavedZeroBubble(Schedule):
 
     def __init__(self, stages: Stages, n_microbatches: int, loss_fn: Loss = None, **options: Any) -> None:
         super().__init__(
-            _plan_of(zero_bubble, stages, n_microbatches, len(stages)), stages, n_microbatches, loss_fn, **options
+            _plan_of(zero_bubble, stages, n_microbatches, _count(stages)),
+            stages,
+            n_microbatches,
+            loss_fn,
+            **options,
         )
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minifsdp.kinds import check_kind, is_named, refused
 from minifsdp.private import tree_flatten, tree_map, tree_unflatten
+from minifsdp.tree import map_tensors, tensors_in
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ def split_args_kwargs_into_chunks(
     """Cut arguments into micro-batches.
 
     Args:
-        args, kwargs: trees of tensors and other objects; those that are no tensors go to every micro-batch.
+        args, kwargs: trees of tensors and other objects, also dataclasses with tensors; objects without tensors go to
+            every micro-batch.
         chunks: the number of micro-batches.
         args_chunk_spec, kwargs_chunk_spec: a `TensorChunkSpec` for each argument, or tree of them; None in the place of
             one: it goes whole to every micro-batch. None: all tensors are cut along dimension 0.
@@ -81,6 +84,26 @@ def merge_chunks(chunks: Sequence[Any], chunk_spec: Any = None) -> Any:
     return tree_unflatten([_join(column, spec) for column, spec in zip(columns, specs, strict=True)], form)
 
 
+def check_specs(args_chunk_spec: Any, kwargs_chunk_spec: Any, output_merge_spec: Any) -> None:
+    """
+    Raises:
+        TypeError: they are no trees of `TensorChunkSpec`s, ours or torch's, and None.
+    """
+    if args_chunk_spec is not None:
+        check_kind("args_chunk_spec", args_chunk_spec, tuple, "a tuple, such as TensorChunkSpec.from_tuple((0,))")
+    if kwargs_chunk_spec is not None:
+        check_kind("kwargs_chunk_spec", kwargs_chunk_spec, dict, "a dict, such as TensorChunkSpec.from_dict({'x': 0})")
+    specs = {
+        "args_chunk_spec": args_chunk_spec,
+        "kwargs_chunk_spec": kwargs_chunk_spec,
+        "output_merge_spec": output_merge_spec,
+    }
+    for name, spec in specs.items():
+        for each in _flatten_specs(spec):
+            if not (each is None or is_named(each, "TensorChunkSpec")):
+                raise refused(f"{name} with", each, "TensorChunkSpec(dim) for each tensor, or None")
+
+
 def _join(column: Sequence[Any], spec: Any) -> Any:
     if not isinstance(column[0], Tensor) or spec is None:
         return column[-1]
@@ -90,7 +113,7 @@ def _join(column: Sequence[Any], spec: Any) -> Any:
 def _default(arg: Any) -> Any:
     if isinstance(arg, Tensor):
         return TensorChunkSpec(0)
-    return tree_map(lambda value: TensorChunkSpec(0) if isinstance(value, Tensor) else None, arg)
+    return tree_map(lambda value: TensorChunkSpec(0) if tensors_in(value) else None, arg)
 
 
 def _flatten_specs(spec: Any) -> list[Any]:
@@ -110,8 +133,10 @@ def _cut(arg: Any, spec: Any, chunks: int, name: str) -> Sequence[Any]:
 
 
 def _pieces(value: Any, spec: Any, chunks: int, name: str) -> Sequence[Any]:
-    if spec is None or not isinstance(value, Tensor):
+    if spec is None:
         return [value] * chunks
+    if not isinstance(value, Tensor):  # such as a dataclass
+        return [map_tensors(lambda t: _pieces(t, spec, chunks, name)[n], value) for n in range(chunks)]  # noqa: B023
     if value.ndim == 0 or value.shape[spec.split_dim] < chunks:
         raise ValueError(
             f"{name} {list(value.shape)} cannot be cut into {chunks} micro-batches along dimension {spec.split_dim}: "

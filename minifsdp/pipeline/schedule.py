@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from minifsdp import comm
 from minifsdp.comm import Group
+from minifsdp.kinds import check_flags, refused
 from minifsdp.pipeline.actions import Action, Plan, check_complete, stages_of
 from minifsdp.pipeline.boundary import Boundary, boundary_of
 from minifsdp.pipeline.channels import Channels
@@ -18,7 +19,7 @@ from minifsdp.pipeline.data_parallel import check_wrapped, drop_unreduced
 from minifsdp.pipeline.executor import Batch, Executor
 from minifsdp.pipeline.failures import Failures, let_go
 from minifsdp.pipeline.messages import check_order
-from minifsdp.pipeline.micro_batches import merge_chunks, split_args_kwargs_into_chunks
+from minifsdp.pipeline.micro_batches import check_specs, merge_chunks, split_args_kwargs_into_chunks
 from minifsdp.pipeline.simulate import simulate
 from minifsdp.pipeline.stage import PipelineStage
 from minifsdp.pipeline.tied import TiedWeight
@@ -58,6 +59,10 @@ class Schedule:
         kwargs_chunk_spec: Any = None,
         output_merge_spec: Any = None,
     ) -> None:
+        if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn)):
+            raise refused("loss_fn", loss_fn, "a function of an output and a target, such as nn.MSELoss()")
+        check_flags(scale_grads=scale_grads)
+        check_specs(args_chunk_spec, kwargs_chunk_spec, output_merge_spec)
         self.stages = [stages] if isinstance(stages, PipelineStage) else list(stages)
         first = self.stages[0]
         self.plan, self.n_microbatches, self.group = plan, n_microbatches, first.group

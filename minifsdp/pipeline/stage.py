@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from minifsdp import comm
 from minifsdp.comm import Group
+from minifsdp.kinds import check_count, check_kind
 from minifsdp.pipeline.weights import Later, may_split, split_linears, splitting
 from minifsdp.private import run_backward
 
@@ -55,6 +56,9 @@ class PipelineStage:
         group: Group | None = None,
         dw_builder: Callable[[], Callable[..., None]] | None = None,
     ) -> None:
+        check_kind("submodule", submodule, nn.Module, "a module")
+        check_count("stage_index", stage_index, 0)
+        check_count("num_stages", num_stages)
         if not 0 <= stage_index < num_stages:
             raise ValueError(f"stage {stage_index} of {num_stages}: stages count from 0 to {num_stages - 1}")
         self.submod, self.stage_index, self.num_stages = submodule, stage_index, num_stages

@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from minifsdp import draws
+from minifsdp.kinds import check_flags
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, check_plain, left, local_parameters
 from minifsdp.tensor_parallel.layouts import Layout, check_layouts, from_front, relaid
 from minifsdp.tensor_parallel.parameters import Ranks, local_part
@@ -44,9 +45,10 @@ class ColwiseParallel(LayerStyle):
     regather: bool = False
 
     def __post_init__(self) -> None:
-        self.input_layouts = self.input_layouts or Replicate()
-        self.output_layouts = self.output_layouts or Shard(-1)
+        self.input_layouts = Replicate() if self.input_layouts is None else self.input_layouts
+        self.output_layouts = Shard(-1) if self.output_layouts is None else self.output_layouts
         check_layouts(input_layouts=self.input_layouts, output_layouts=self.output_layouts)
+        check_flags(use_local_output=self.use_local_output)
         if self.parts is not None and (not isinstance(self.parts, int) or self.parts < 1):
             raise ValueError(f"parts = {self.parts!r}: give the number of matrices in the weight, 1 or more")
 

@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from minifsdp import private
 from minifsdp.draws import draw_whole
+from minifsdp.kinds import check_count, check_kind
 from minifsdp.local_parts import replaced, sharers
 from minifsdp.nesting import TENSOR_PARALLEL, refuse_nested
 from minifsdp.optimizer_steps import before_every_step
@@ -52,6 +53,7 @@ def parallelize_module(
         TypeError: the plan is neither a style nor a dict of styles.
     """
     check_labelled_calls()
+    check_kind("module", module, nn.Module, "a module")
     mesh = private.current_mesh() if device_mesh is None else device_mesh
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"device_mesh is a {type(mesh).__name__}: give a DeviceMesh, such as init_device_mesh returns")
@@ -59,6 +61,10 @@ def parallelize_module(
         raise ValueError(f"a mesh of {mesh.ndim} dimensions: give parallelize_module one of them, such as mesh['tp']")
     if mesh.get_coordinate() is None:
         raise ValueError(f"this rank is not on {mesh}: call parallelize_module on its ranks only")
+    if src_data_rank is not None:
+        check_count("src_data_rank", src_data_rank, 0)
+        if src_data_rank >= mesh.size():
+            raise ValueError(f"src_data_rank={src_data_rank}: the mesh has {mesh.size()} ranks, counted from 0")
     if parallelize_plan is None:
         warnings.warn("parallelize_module without a plan changes nothing", stacklevel=2)
         return module
@@ -111,6 +117,7 @@ def divide(module: nn.Module, mesh: DeviceMesh, *names: str) -> None:
 def _targets(module: nn.Module, plan: Mapping[str, Any]) -> Iterator[Target]:
     """The modules that a plan names."""
     for pattern, style in plan.items():
+        check_kind("a key of the plan", pattern, str, "the name of a submodule")
         found = list(_matches(module, pattern.split(".") if pattern else []))
         if not found:
             warnings.warn(f"no submodule is called {pattern!r}: this entry of the plan changes nothing", stacklevel=3)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.overrides import TorchFunctionMode
 
+from minifsdp.kinds import check_flags
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, check_plain, left, local_parameters
 from minifsdp.tensor_parallel.layouts import Layout, check_layouts, first_of
 from minifsdp.tensor_parallel.parameters import Ranks
@@ -35,9 +36,10 @@ class RowwiseParallel(LayerStyle):
     use_local_output: bool = True
 
     def __post_init__(self) -> None:
-        self.input_layouts = self.input_layouts or Shard(-1)
-        self.output_layouts = self.output_layouts or Replicate()
+        self.input_layouts = Shard(-1) if self.input_layouts is None else self.input_layouts
+        self.output_layouts = Replicate() if self.output_layouts is None else self.output_layouts
         check_layouts(input_layouts=self.input_layouts, output_layouts=self.output_layouts)
+        check_flags(use_local_output=self.use_local_output)
 
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
         if isinstance(module, nn.Linear):

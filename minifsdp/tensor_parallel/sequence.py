@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from minifsdp import comm, device
 from minifsdp.comm import Label
+from minifsdp.kinds import check_flags
 from minifsdp.tensor_parallel.dropout import drops, own_random_numbers
 from minifsdp.tensor_parallel.layer import LayerStyle, Run, arrived, left, local_parameters
 from minifsdp.tensor_parallel.layouts import Layout, from_front
@@ -44,7 +45,8 @@ class SequenceParallel(LayerStyle):
     use_local_output: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sequence_dim, int):
+        check_flags(use_local_output=self.use_local_output)
+        if not isinstance(self.sequence_dim, int) or isinstance(self.sequence_dim, bool):
             raise TypeError(f"sequence_dim = {self.sequence_dim!r}: give the number of a dimension")
 
     def layouts(self, module: nn.Module) -> dict[str, Layout]:

@@ -16,6 +16,7 @@ from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.early_steps import refuse_early_steps
 from minifsdp.ddp.sync import broadcast_from_rank_0, check_same_on_all_ranks, check_same_order, describe
 from minifsdp.ddp.unused import used_on_any_rank
+from minifsdp.kinds import bytes_of_mib
 from minifsdp.local_parts import groups_of
 from minifsdp.whole_tensors import check_flat, check_whole
 from minifsdp.zero.bucket import Bucket
@@ -49,9 +50,8 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
     parameters of a bucket have had a gradient, each parameter's part of the shard has a separate state from then on.
     With Adam, this is a step count of 4 bytes per parameter instead of per bucket, and no moments for the padding.
 
-    Clipping and loss scaling need the shards of the mean gradients. Use `clip_grad_norm_` of this class and
-    `ShardedGradScaler`. Torch's own functions would use `.grad`, which under stage 1 holds this rank's unreduced
-    gradients, and under stage 2 nothing.
+    Clipping and loss scaling need the shards of the mean gradients: use `clip_grad_norm_` of this class and
+    `ShardedGradScaler`. In `.grad`, stage 1 has this rank's unreduced gradients, and stage 2 has nothing.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
         self._frozen: list[Tensor] = [p for g in self.param_groups for p in g["params"] if not p.requires_grad]
         if self._frozen:
             broadcast_from_rank_0(self._frozen, self.process_group)
-        cap = int(bucket_cap_mb * 2**20)
+        cap = bytes_of_mib("bucket_cap_mb", bucket_cap_mb)
         self._partition = [self._make_buckets(group["params"], cap) for group in self.param_groups]
         self.buckets = [bucket for buckets in self._partition for bucket in buckets]
         self._params = [p for bucket in self.buckets for p in bucket.params]

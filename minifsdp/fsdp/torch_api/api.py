@@ -56,6 +56,7 @@ from minifsdp.fsdp.torch_api.state.summon import Summon, check, check_forward, c
 from minifsdp.fsdp.torch_api.units import MakeUnit, make_unit
 from minifsdp.fsdp.torch_api.wrapped import Wrapped
 from minifsdp.fsdp.unit import Unit
+from minifsdp.kinds import check_dtypes, check_flags, check_kind
 from minifsdp.uncompiled import stay_out_of_graphs
 
 MakeSchedule = Callable[[Sequence[Unit]], SyncSchedule]
@@ -120,6 +121,14 @@ class FullyShardedDataParallel(Wrapped):
         self._saves = False
         self._buffer_dtypes = {}
         stay_out_of_graphs()
+        check_kind("module", module, nn.Module, "a module")
+        check_flags(
+            sync_module_states=sync_module_states,
+            forward_prefetch=forward_prefetch,
+            limit_all_gathers=limit_all_gathers,
+            use_orig_params=use_orig_params,
+        )
+        check_dtypes("mixed_precision", mixed_precision, "param_dtype", "reduce_dtype", "buffer_dtype")
         construct.warn_if_never_called(module)
         self._ignored = ignored = find_ignored(module, ignored_modules, ignored_states)
         nesting.refuse_nested(nesting.FSDP1, module, ignored.params, ignored.modules)

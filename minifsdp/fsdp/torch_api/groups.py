@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from minifsdp import comm, process_groups
 from minifsdp.comm import Group
 from minifsdp.fsdp.torch_api.options import ShardingStrategy
+from minifsdp.kinds import check_mesh
 
 
 class Groups(NamedTuple):
@@ -44,6 +45,7 @@ def find_groups(strategy: ShardingStrategy, process_group: Any, device_mesh: Any
             "Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them."
         )
     if device_mesh is not None:
+        check_mesh("device_mesh", device_mesh)
         dims = 2 if strategy.is_hybrid else 1
         if device_mesh.ndim != dims:
             raise ValueError(
