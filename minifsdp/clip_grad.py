@@ -7,9 +7,11 @@ import warnings
 from collections.abc import Iterable, Mapping
 from functools import reduce
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from minifsdp import comm
 from minifsdp.comm import Group, Label
@@ -19,6 +21,8 @@ from minifsdp.private import name_of
 from minifsdp.whole_tensors import is_flat
 
 _NORM = Label("the gradients' norm (clip_grad_norm_)")
+_agreed: Any = WeakIdKeyDictionary()
+"""Parameters, of different ranks, for which these have found the same norm."""
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
@@ -31,7 +35,8 @@ def clip_grad_norm_(
     for each process group instead of one for each parameter. To be called on all ranks, in any order of the parameters.
 
     Raises:
-        ValueError: p is not above zero; or a parameter is a flat shard, whose model has a method for this.
+        ValueError: p is not above zero; a parameter is a flat shard, whose model has a method for this; or ranks that
+            share some of the parameters have others of their own, such as experts, so that their norms differ.
         RuntimeError: the norm is not finite, and `error_if_nonfinite`.
     """
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
@@ -66,7 +71,8 @@ def clip_grad_norm(
         the total norm before clipping, a scalar of the gradients' dtype, equal on all ranks.
 
     Raises:
-        ValueError: p is not above zero.
+        ValueError: p is not above zero; or, in the first call, parameters on different ranks give the ranks different
+            norms.
         RuntimeError: with torch's text, the norm is not finite, and `error_if_nonfinite`.
     """
     if not norm_type > 0:
@@ -91,6 +97,9 @@ def clip_grad_norm(
                 comm.all_reduce(part, group, comm.SUM, _NORM).wait()
         total = add(total, part)
     total = total ** (1 / power)
+    if len(parts) > 1 and not all(p in _agreed for p in params):
+        _check_agreed(total, {name_of(group): group for groups in parts for group in groups})
+        _agreed.update(dict.fromkeys(params))
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(
             f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be "
@@ -110,6 +119,24 @@ def clip_grad_norm(
         )
         return total
     return total.to(reduce(torch.promote_types, (g.dtype for g in gradients)))
+
+
+def _check_agreed(total: Tensor, groups: Mapping[str, Group]) -> None:
+    """Compare the norm among all ranks that share a parameter: nothing shows which ranks have the others.
+
+    Raises:
+        ValueError: it differs, on all these ranks.
+    """
+    both = torch.stack([total, -total])
+    for _, group in sorted(groups.items(), key=lambda each: (each[1].size(), each[0])):  # the last one hears of all
+        comm.all_reduce(both, group, comm.MAX, _NORM).wait()
+    most, least = both[0].item(), -both[1].item()
+    if math.isfinite(most) and most - least > 1e-3 * most:
+        raise ValueError(
+            f"clip_grad_norm_ found norms from {least:.4g} to {most:.4g} on ranks that share parameters, because "
+            "others, such as experts, are not the same on all of these ranks: make those DTensors on a mesh of all of "
+            "them, or add up the norms of each mesh by hand and call torch.nn.utils.clip_grads_with_norm_"
+        )
 
 
 def _norm(params: Iterable[Tensor], norm_type: float, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -35,7 +35,9 @@ def outline(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: outline(inner) for key, inner in value.items()}
     if is_sharded(value):
-        raise ValueError("rank 0 sends whole values, but some are sharded: save them with full_state_dict=True")
+        raise ValueError(
+            "rank 0 sends whole values, but some are sharded: save them with full_state_dict=True, or load without broadcast_from_rank0"
+        )
     if not isinstance(value, Tensor):
         return value
     return torch.empty_like(value, device="meta") if value.dim() else value.cpu()  # not onto the GPU that is rank 0's

@@ -1,14 +1,21 @@
 """Trees of tensors: a changed copy is the same object but for its tensors; nothing is computed anew."""
 
+import copy
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from dataclasses import InitVar, dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from on_ranks import Checks
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+from minifsdp.ddp import DistributedDataParallel
+from minifsdp.fsdp import FullyShardedDataParallel, MixedPrecision
+from minifsdp.fsdp2 import MixedPrecisionPolicy, fully_shard
+from minifsdp.pipeline import PipelineStage, ScheduleGPipe
 from minifsdp.tree import map_tensors, tensors_in
 
 
@@ -152,3 +159,99 @@ def test_the_lengths_of_packed_sequences_stay() -> None:
     assert isinstance(packed, PackedSequence)
     assert packed.data.dtype == torch.bfloat16
     assert packed.batch_sizes.tolist() == [2, 2, 1]
+
+
+# On ranks: casts of inputs and outputs, DDP's search for gradients, and micro-batches
+
+check = Checks(__name__)
+
+
+@dataclass
+class Batch:
+    """Its `__init__` would double the values again; one field it does not take, two share a tensor."""
+
+    x: Tensor
+    name: str = "batch"
+    same: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.x = self.x * 2
+        self.same = self.x
+
+
+@dataclass(frozen=True)
+class Result:
+    y: Tensor
+    count: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "y", self.y + 1)
+
+
+class Doubling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, batch: Batch) -> Result:
+        assert batch.same is batch.x
+        return Result(self.second(torch.relu(self.first(batch.x) + self.first(batch.same))))
+
+
+def fsdp1(module: nn.Module) -> nn.Module:
+    policy = MixedPrecision(torch.float64, cast_forward_inputs=True)
+    return FullyShardedDataParallel(module, mixed_precision=policy, use_orig_params=True)
+
+
+def fsdp2(module: nn.Module) -> nn.Module:
+    return fully_shard(module, mp_policy=MixedPrecisionPolicy(torch.float64, output_dtype=torch.float64))
+
+
+@check(wrap={"FSDP1": fsdp1, "FSDP2": fsdp2, "DDP": lambda module: DistributedDataParallel(module.double())})
+def dataclasses_go_through_wrappers_as_they_are(wrap: Any) -> None:
+    alone = Doubling()
+    model = wrap(copy.deepcopy(alone))
+    x = torch.randn(3, 4)
+    alone.double()
+    dtype = torch.float64 if isinstance(model, DistributedDataParallel) else torch.float32
+    results = [each(Batch(x.to(kind))) for each, kind in ((model, dtype), (alone, torch.float64))]
+    for each in results:
+        each.y.square().sum().backward()
+    torch.testing.assert_close(results[0].y.double(), results[1].y)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (model, alone)]
+    for optimizer in optimizers:
+        optimizer.step()
+    with torch.no_grad():
+        torch.testing.assert_close(model(Batch(x.to(dtype))).y.double(), alone(Batch(x.double())).y, rtol=0, atol=1e-5)
+
+
+class Into(nn.Linear):
+    def forward(self, batch: Any, more: Any = None) -> Tensor:  # type: ignore[override]
+        assert len(batch.x) == 2
+        assert batch.same is batch.x
+        assert batch.name == "batch"
+        y = super().forward(batch.x)
+        return y if more is None else y + more["here"].x
+
+
+@check(named=(False, True))
+def dataclasses_are_cut_into_micro_batches(named: bool) -> None:
+    torch.manual_seed(0)
+    stages, batch, more = [Into(4, 4), nn.Linear(4, 4)], Batch(torch.randn(8, 4)), {"here": Batch(torch.randn(8, 4))}
+    mine = copy.deepcopy(stages[dist.get_rank()])
+    schedule = ScheduleGPipe(PipelineStage(mine, dist.get_rank(), 2, "cpu"), 4, lambda y, target: y.square().mean())
+    last = dist.get_rank() == 1
+    given = {} if last or not named else {"more": more}
+    output = schedule.step(*([] if last else [batch]), **given, target=torch.zeros(8) if last else None)
+    y = nn.functional.linear(batch.x, stages[0].weight, stages[0].bias)
+    expected = stages[1](y + more["here"].x if named else y)
+    expected.square().mean().backward()
+    for p, q in zip(mine.parameters(), stages[dist.get_rank()].parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+    if last:
+        torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.parametrize(("ranks", "name"), check.params)
+def test_on_ranks(ranks: int, name: str) -> None:
+    check.assert_passed(ranks, name)

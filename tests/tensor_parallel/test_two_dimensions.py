@@ -15,7 +15,7 @@ import torch.distributed as dist
 from on_ranks import Checks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import parallel as theirs
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
@@ -417,6 +417,29 @@ def recomputation_and_restored_states_repeat_the_masks(sequence: bool, reentrant
     for p, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(whole(p.grad), gradient, rtol=0, atol=1e-12)
     assert loss_of(model, 0) != loss_of(model, 0)
+
+
+EXPERTS = {"on a part of the mesh": "tp", "plain": None, "the same on all": "same"}
+
+
+@check(ranks=4, p=(2.0, float("inf")), order=(1, -1), experts=EXPERTS)
+def norms_that_differ_between_ranks_are_refused(p: float, order: int, experts: str | None) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    own = 1.0 if experts == "same" else 1.0 + dist.get_rank() // (2 if experts else 1)
+    shared = nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0), Shard(1)]))
+    values = torch.full((4, 2), own)
+    expert = nn.Parameter(distribute_tensor(values, mesh["tp"], [Shard(0)]) if experts else values)
+    params = [shared, expert][:: order if dist.get_rank() else 1]
+    for _ in range(2):
+        for each in params:
+            each.grad = each.detach().clone()
+        if experts == "same":
+            expected = torch.linalg.vector_norm(torch.ones(16), p)
+            assert abs(our_clip_grad_norm_(params, 0.5, p) - expected) < 1e-5
+            continue
+        with pytest.raises(ValueError, match=r"norms from .* to .* on ranks that share parameters"):
+            our_clip_grad_norm_(params, 0.5, p)
+        assert torch.equal(whole(shared.grad), torch.ones(4, 2))  # not scaled
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)
