@@ -71,8 +71,7 @@ def clip_grad_norm(
         the total norm before clipping, a scalar of the gradients' dtype, equal on all ranks.
 
     Raises:
-        ValueError: p is not above zero; or, in the first call, parameters on different ranks give the ranks different
-            norms.
+        ValueError: p is not above zero; or, in the first call, the ranks have different norms.
         RuntimeError: with torch's text, the norm is not finite, and `error_if_nonfinite`.
     """
     if not norm_type > 0:
@@ -97,9 +96,7 @@ def clip_grad_norm(
                 comm.all_reduce(part, group, comm.SUM, _NORM).wait()
         total = add(total, part)
     total = total ** (1 / power)
-    if len(parts) > 1 and not all(p in _agreed for p in params):
-        _check_agreed(total, {name_of(group): group for groups in parts for group in groups})
-        _agreed.update(dict.fromkeys(params))
+    _check_agreed(total, parts)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(
             f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be "
@@ -121,12 +118,15 @@ def clip_grad_norm(
     return total.to(reduce(torch.promote_types, (g.dtype for g in gradients)))
 
 
-def _check_agreed(total: Tensor, groups: Mapping[str, Group]) -> None:
-    """Compare the norm among all ranks that share a parameter: nothing shows which ranks have the others.
+def _check_agreed(total: Tensor, parts: Mapping[tuple[Group, ...], list[Tensor]]) -> None:
+    """Compare the norm once among all ranks that share a parameter: nothing shows which ranks have the others.
 
     Raises:
         ValueError: it differs, on all these ranks.
     """
+    if len(parts) == 1 or all(p in _agreed for p in chain(*parts.values())):
+        return
+    groups = {name_of(group): group for them in parts for group in them}
     both = torch.stack([total, -total])
     for _, group in sorted(groups.items(), key=lambda each: (each[1].size(), each[0])):  # the last one hears of all
         comm.all_reduce(both, group, comm.MAX, _NORM).wait()
@@ -137,6 +137,7 @@ def _check_agreed(total: Tensor, groups: Mapping[str, Group]) -> None:
             "others, such as experts, are not the same on all of these ranks: make those DTensors on a mesh of all of "
             "them, or add up the norms of each mesh by hand and call torch.nn.utils.clip_grads_with_norm_"
         )
+    _agreed.update(dict.fromkeys(chain(*parts.values())))
 
 
 def _norm(params: Iterable[Tensor], norm_type: float, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -36,7 +36,8 @@ def outline(value: Any) -> Any:
         return {key: outline(inner) for key, inner in value.items()}
     if is_sharded(value):
         raise ValueError(
-            "rank 0 sends whole values, but some are sharded: save them with full_state_dict=True, or load without broadcast_from_rank0"
+            "rank 0 sends whole values, but some are sharded: save them with full_state_dict=True, or load them on all "
+            "ranks without broadcast_from_rank0"
         )
     if not isinstance(value, Tensor):
         return value

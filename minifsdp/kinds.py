@@ -91,10 +91,13 @@ def check_dtypes(argument: str, policy: Any, *names: str) -> None:
 
 
 def tensors_of(argument: str, values: Any, cure: str) -> list[Tensor]:
-    """
+    """A list of them; empty for None.
+
     Raises:
         TypeError: the values are no collection of tensors, but names, modules, or a single parameter.
     """
+    if values is None:
+        return []
     if isinstance(values, Tensor | str) or not isinstance(values, Iterable):
         raise refused(argument, values, cure)
     found = list(values)

@@ -73,11 +73,7 @@ def fully_shard(
     stay_out_of_graphs()
     before_every_step(check_step)
     mp_policy, offload_policy = policies(mp_policy, offload_policy)
-    ignored = tensors_of(
-        "ignored_params",
-        () if ignored_params is None else ignored_params,
-        "a set of parameters, not of names or modules",
-    )
+    ignored = tensors_of("ignored_params", ignored_params, "a set of parameters, not of names or modules")
     modules: list[nn.Module] = list(dict.fromkeys(module)) if isinstance(module, list | tuple) else [module]
     _check(modules, shard_placement_fn)
     for each in modules:
@@ -87,20 +83,16 @@ def fully_shard(
     device = compute_device(None, params, group)
     mesh = mesh if mesh is not None else dtensors.default_mesh(device, group)
     _check_mesh(mesh)
-    inside = process_groups.mesh_group(mesh, mesh.ndim - 1)
-    across = process_groups.mesh_group(mesh, 0) if mesh.ndim == 2 else None
-    offload = is_named(offload_policy, "CPUOffloadPolicy")
-    pin = offload and offload_policy.pin_memory
-    for group, (p, places) in product([inside, across] if across is not None else [inside], params.items()):
+    plan = _plan(mesh, mp_policy, offload_policy)
+    for group, (p, places) in product(filter(None, (plan.inside, plan.across)), params.items()):
         check_replicated(p, places[0].name, group)
     _move(modules, params, device)
-    plan = Plan(inside, across, mp_policy.param_dtype, mp_policy.reduce_dtype, offload=offload, pin=pin)
     smaller = _smaller(reshard_after_forward, mesh)
     if reshard_after_forward == 1 and not isinstance(reshard_after_forward, bool):
         reshard_after_forward = False
     unit = None
     if params:
-        cuts = [_cut(p, places[0].name, shard_placement_fn, inside.size()) for p, places in params.items()]
+        cuts = [_cut(p, places[0].name, shard_placement_fn, plan.group.size()) for p, places in params.items()]
         name = type(modules[0]).__name__
         unit = ParamUnit(params, cuts, mesh, plan, device, name, reshard_after_forward is not False, smaller)
         for p, places in params.items():
@@ -135,6 +127,14 @@ def _check_mesh(mesh: Any) -> None:
         raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
     if mesh.ndim == 2 and mesh.mesh_dim_names is None:
         raise AssertionError("Please init the 2D mesh for HSDP with mesh_dim_names specified")
+
+
+def _plan(mesh: Any, mp_policy: Any, offload_policy: Any) -> Plan:
+    inside = process_groups.mesh_group(mesh, mesh.ndim - 1)
+    across = process_groups.mesh_group(mesh, 0) if mesh.ndim == 2 else None
+    offload = is_named(offload_policy, "CPUOffloadPolicy")
+    pin = offload and offload_policy.pin_memory
+    return Plan(inside, across, mp_policy.param_dtype, mp_policy.reduce_dtype, offload=offload, pin=pin)
 
 
 def _params_of(modules: Sequence[nn.Module], ignored: Sequence[torch.Tensor]) -> ParamPlaces:

@@ -96,7 +96,7 @@ def what_is_refused() -> None:
         ),
         (nn.Linear(4, 4), {"shard_placement_fn": lambda p: 0}, ValueError, "return Shard"),
         (nn.Linear(4, 4), {"reshard_after_forward": 5}, ValueError, "should be a factor of"),
-        (nn.Linear(4, 4), {"reshard_after_forward": "yes"}, ValueError, "give True, False, None or a number"),
+        (nn.Linear(4, 4), {"reshard_after_forward": "yes"}, TypeError, "give True, False, None or a number"),
     ]
     for module, options, error, text in refused:
         with pytest.raises(error, match=text):
