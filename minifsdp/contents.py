@@ -117,6 +117,13 @@ class Contents:
                 part.copy_(self.part_of(index, wholes[index]))
         return dict(zip(self._owner.shards, self._owner.slices(shard), strict=True))
 
+    def parts(self) -> dict[str, Tensor]:
+        """This rank's part of each parameter, by name."""
+        shards: list[Tensor] = [*self._owner.shards]
+        if len(shards) == 1 and shards[0].numel() == self.shard.numel():
+            shards = self.layout.cut(shards[0].detach(), self.rank)
+        return dict(zip(self.names, shards, strict=True))
+
     def part_of(self, index: int, whole: Tensor) -> Tensor:
         """This rank's part, 1-D, of a tensor of parameter `index`'s shape."""
         return self.layout.part(index, whole, self.rank)

@@ -5,6 +5,7 @@ For a plain parameter the local part is the parameter itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -72,6 +73,12 @@ def cuts_of(p: Tensor) -> dict[int, Any]:
 def groups_of(p: Any) -> tuple[Group, ...]:
     """The process groups over which a parameter is sharded."""
     return tuple(mesh_group(p.device_mesh, dim) for dim in cuts_of(p))
+
+
+def groups_on_meshes(params: Iterable[Any]) -> list[Group]:
+    """The process groups along all dimensions of the meshes that parameters are on, also where they are replicated."""
+    meshes = dict.fromkeys(p.device_mesh for p in params if isinstance(p, DTensor))
+    return [mesh_group(mesh, dim) for mesh in meshes for dim in range(mesh.ndim)]
 
 
 def check_replicated(p: Tensor, name: str, group: Group) -> None:

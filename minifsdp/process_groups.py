@@ -28,6 +28,14 @@ def store_of(group: Group, prefix: str) -> Any:
     return dist.PrefixStore(prefix, base_store_of(group).clone())  # type: ignore[attr-defined]  # a connection of its own
 
 
+def has_store(group: Group) -> bool:
+    """True if ranks share a store that can be waited on; of torch's backend "fake", the other ranks do not exist."""
+    try:
+        return bool(base_store_of(group).clone()) and str(dist.get_backend(group)) != "fake"
+    except RuntimeError:
+        return False
+
+
 def global_ranks(group: Group) -> list[int]:
     """The group's ranks, numbered as in the default process group."""
     return dist.get_process_group_ranks(group)

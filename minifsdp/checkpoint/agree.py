@@ -11,14 +11,13 @@ from hashlib import sha256
 from typing import Any
 
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from minifsdp import comm
 from minifsdp.comm import Group
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.local_parts import groups_on_meshes
 from minifsdp.private import name_of
-from minifsdp.process_groups import mesh_group
 
 RAISED = (RuntimeError, ValueError, KeyError, TypeError, NotImplementedError)
 
@@ -31,9 +30,7 @@ def groups_sharing(model: nn.Module) -> list[Group]:
     for module in model.modules():
         if isinstance(module, DistributedDataParallel | nn.parallel.DistributedDataParallel):
             found.append(module.process_group)
-    for p in model.parameters():
-        if isinstance(p, DTensor):
-            found += [mesh_group(p.device_mesh, dim) for dim in range(p.device_mesh.ndim)]
+    found += groups_on_meshes(model.parameters())
     return list({name_of(group): group for group in found if group.size() > 1}.values())
 
 

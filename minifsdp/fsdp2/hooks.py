@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from minifsdp.first_forward import FirstForward, tensors_of
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.schedules.overlap import OverlapSchedule
 from minifsdp.fsdp.schedules.sync import SyncSchedule
@@ -22,6 +23,7 @@ from minifsdp.fsdp.unit import SHARDED, Unit
 from minifsdp.fsdp2.held import Held, Recorded
 from minifsdp.fsdp2.prefetch import ListedHost, ListedPrefetch
 from minifsdp.fsdp2.unit import ParamUnit
+from minifsdp.local_parts import groups_on_meshes
 from minifsdp.nesting import FSDP2, refuse_torchs_ddp
 from minifsdp.tree import map_tensors
 
@@ -33,8 +35,7 @@ class State:
 
     Attributes:
         unit: the unit of their parameters; None if there are none.
-        engine: the engine of the whole tree; None until its first run.
-        root: the root of the whole tree; None until its first run.
+        engine, root: those of the whole tree; None until its first run.
         make_schedule: creates the schedule of the tree under this state; None: `ListedPrefetch`, or `ListedHost` if the
             host computes.
         keeper: releases buffers in the tree under this state that another stream reads last.
@@ -62,6 +63,7 @@ class State:
         self.reductions: int | None = None
         self.forward_list: list[State] | None = None
         self.backward_list: list[State] | None = None
+        self._first = FirstForward()
         self._to_run = set(modules)
         self._groups: list[State] = []  # of the tree, those of several modules
         for module in modules:
@@ -117,6 +119,10 @@ class State:
             if state.unit is not None:
                 state.unit.title = f"{names.get(state.modules[0]) or 'root'} ({state.unit.name})"
 
+    def _check_values(self) -> None:
+        groups = groups_on_meshes(p for unit in units_of(self.tree()) for p in unit.shards)
+        self._first.check(tensors_of(self.modules), groups)
+
     @property
     def is_root(self) -> bool:
         """True if these are the outermost modules, known once they have run."""
@@ -162,10 +168,10 @@ class State:
                 unit_pass.owes = bool(unit_pass.trained)  # another rank may have gradients that this one lacks
             self.engine._end_backward()
 
-    # Hooks
-
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The module is called."""
+        if (self.root is None or self.root is self) and self._first.comes:
+            self._check_values()
         engine = self.engine or self.start()
         if engine.backward_runs:  # a checkpoint runs one module again, by itself
             self._to_run = {module}

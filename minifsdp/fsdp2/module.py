@@ -13,6 +13,7 @@ from minifsdp.fsdp.schedules.overlap import OverlapSchedule
 from minifsdp.fsdp2.hooks import State, state_of
 from minifsdp.fsdp2.unit import ParamUnit
 from minifsdp.process_groups import global_ranks, twin_of
+from minifsdp.unwritten import marking
 
 _NO_MEMORY = "buffers come from torch's allocator alone; leave it out, or use torch's fully_shard"
 
@@ -43,7 +44,11 @@ class FSDPModule:
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise AssertionError("FSDP does not support deepcopy. Please use state dict for serialization.")
 
-    # Gathering by hand
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """`to`, `to_empty` and the like change shards; memory without values is marked."""
+        self.reshard()
+        with marking():
+            return super()._apply(fn, recurse)  # type: ignore[misc]
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gather this module's own parameters, without those of sharded modules inside.
@@ -71,8 +76,6 @@ class FSDPModule:
         """Free this module's own parameters."""
         for unit in self._units(False):
             unit.free()
-
-    # What a backward does
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Let backward reduce gradients, or keep them unsharded for later ones to add to."""
@@ -172,8 +175,6 @@ class FSDPModule:
     def set_symm_mem_for_comm(self, backend: Any = "NCCL") -> NoReturn:
         raise NotImplementedError(f"set_symm_mem_for_comm: {_NO_MEMORY}")
 
-    # Order
-
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
         """Let so many reductions be under way, each with its packed gradient; the largest of a tree counts.
 
@@ -230,8 +231,6 @@ class FSDPModule:
         state = state_of(self)
         if state.engine is not None and state.root is not None:
             state.root.adjust(state.engine.schedule)
-
-    # Parts
 
     def _states(self, recurse: bool) -> list[State]:
         own = state_of(self)

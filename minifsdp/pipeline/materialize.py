@@ -10,6 +10,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from minifsdp.unwritten import check_written, mark_unwritten
+
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -34,27 +36,33 @@ def materialize(module: M, where: torch.device | str, values: Mapping[str, Tenso
         module: with parameters on "meta"; the others are moved.
         where: the rank's device.
         values: a state dict of the whole model, perhaps mapped from a file; or a function that initializes what is a
-            module's own, called on each module that has a parameter.
+            module's own, called on each module that has a parameter, or a buffer that was on "meta".
 
     Raises:
         ValueError: the state dict lacks parameters; names them.
+        RuntimeError: parameters or buffers have no values afterwards; names them.
     """
     moved: dict[Tensor, Any] = {}
+    todo = [m for m in module.modules() if [*m.parameters(False)] or any(b.is_meta for b in m.buffers(False))]
     for each in module.modules():
         for table in (each._parameters, each._buffers):
             for name, t in table.items():
                 if t is not None and t not in moved:
-                    here = torch.empty_like(t, device=where) if t.is_meta else t.to(where)
+                    here = mark_unwritten(torch.empty_like(t, device=where)) if t.is_meta else t.to(where)
                     moved[t] = nn.Parameter(here, t.requires_grad) if isinstance(t, nn.Parameter) else here
                 if t is not None:
                     table[name] = moved[t]
     if callable(values):
-        for each in module.modules():
-            if next(each.parameters(recurse=False), None) is not None:
-                values(each)
-        return module
-    left = [name for name in module.state_dict() if name not in values]
-    if left:
-        raise ValueError(f"the state dict lacks {', '.join(left)}: is it the whole model's?")
-    module.load_state_dict({name: values[name] for name in module.state_dict()})
+        for each in todo:
+            values(each)
+    else:
+        left = [name for name in module.state_dict() if name not in values]
+        if left:
+            raise ValueError(f"the state dict lacks {', '.join(left)}: is it the whole model's?")
+        module.load_state_dict({name: values[name] for name in module.state_dict()})
+    check_written(
+        {**dict(module.named_parameters()), **dict(module.named_buffers())},
+        "a state dict has no non-persistent buffers. Build the model inside parameters_on_meta(), where buffers get "
+        "their values, or pass a function that writes them",
+    )
     return module

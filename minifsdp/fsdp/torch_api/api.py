@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from minifsdp import nesting
 from minifsdp.clip_grad import clip_grad_norm
 from minifsdp.comm import Group
+from minifsdp.first_forward import FirstForward, tensors_of
 from minifsdp.from_rank_0 import outline_from_rank_0
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.flat_unit import FlatUnit
@@ -149,6 +150,7 @@ class FullyShardedDataParallel(Wrapped):
         self._use_orig_params = use_orig_params
         self._engine: Engine | None = None
         self._is_root: bool | None = None
+        self._first = FirstForward()
         if auto_wrap_policy is not None:
             inherited = {
                 "process_group": groups,
@@ -207,6 +209,8 @@ class FullyShardedDataParallel(Wrapped):
         if self._summoned is not None:  # whole already, and to stay so
             check_forward(self)
             return compute(*args, **kwargs)
+        if self._first.comes and self._is_root in (None, True):
+            self._check_values()
         engine = self._engine or self._lazy_init()
         if self._is_root:
             check_none_summoned(self._instances)
@@ -227,6 +231,16 @@ class FullyShardedDataParallel(Wrapped):
             elif self._unit is not None:
                 engine.leave(self._unit)
         return output
+
+    def _check_values(self) -> None:
+        instances = self.fsdp_modules(self)
+        names = {m: clean_name(f"{name}." if name else "") for name, m in self.named_modules()}
+        units = [(names[instance], instance._unit) for instance in instances if instance._unit is not None]
+        shards = {p for _, unit in units for p in unit.shards}
+        tensors = {name: t for name, t in tensors_of([self]).items() if t not in shards}
+        for place, unit in units:
+            tensors |= {place + name: part for name, part in unit.contents.parts().items()}
+        self._first.check(tensors, [group for each in instances for group in each._groups.outermost_first])
 
     def _cast(self, inputs: Any) -> Any:
         """Inputs as the wrapped module expects them, and its buffers as well."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from minifsdp import comm
 from minifsdp.flat_param import ParamPlaces
 from minifsdp.fsdp.torch_api.groups import Groups
-from minifsdp.unwritten import check_written, mark_unwritten
+from minifsdp.unwritten import check_written, mark_unwritten, marking
 
 
 def own_tensors(modules: Iterable[nn.Module]) -> Iterator[tuple[dict[str, Any], str, Any]]:
@@ -58,7 +58,8 @@ def run_param_init_fn(modules: list[nn.Module], params: ParamPlaces, param_init_
     for module in children_first(modules[0], todo):
         inside = own_tensors(set(module.modules()) - todo - {module})
         before = [(table, name, t, t.data) for table, name, t in inside if not t.is_meta]
-        param_init_fn(module)
+        with marking():
+            param_init_fn(module)
         for table, name, t, memory in before:
             t.data = memory
             table[name] = t
@@ -121,7 +122,10 @@ def filler(
         if blank_buffers:
             paths = {m: f"{path}." if path else "" for path, m in root.named_modules()}
             blank |= {paths[m] + name: m._buffers[name] for m, name in blank_buffers}
-        check_written(blank)
+        check_written(
+            blank,
+            "have each module's reset_parameters() write all parameters and buffers of its own, or pass param_init_fn.",
+        )
 
     return fill
 
