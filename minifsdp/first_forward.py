@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from itertools import count
 from weakref import WeakKeyDictionary
 
@@ -29,6 +30,7 @@ from minifsdp.process_groups import has_store, store_of
 Lacking = dict[str, str]
 """By name, what is on the meta device, as "parameters" or "buffers"; and what lacks "values"."""
 
+_PATIENCE = timedelta(seconds=60)  # after that a rank decides by itself: its first collective shows who is missing
 _CURE = (
     "memory from to_empty() or torch.empty() has no values. Load or initialize it; a state dict has no non-persistent "
     "buffers"
@@ -113,15 +115,15 @@ class _Meeting:
         self._numbers = count()
 
     def exchange(self, lacking: Lacking) -> Lacking:
-        """All that is lacking on a rank; on this one only, if another does not arrive before the store's timeout."""
+        """All that is lacking on a rank; on this one only, if another does not arrive in time."""
         at = f"{self._life}/{next(self._numbers)}"
         if lacking:
             self._store.set(f"{at}/{self._rank}", json.dumps(lacking))
             self._store.set(f"{at}/lacking", "")
         if self._store.add(f"{at}/arrived", 1) == self._ranks:
             self._store.set(f"{at}/all", "")
-        with suppress(RuntimeError):  # the collectives that follow report who is missing
-            self._store.wait([f"{at}/all"])
+        with suppress(RuntimeError):
+            self._store.wait([f"{at}/all"], _PATIENCE)
         if self._store.check([f"{at}/lacking"]):
             keys = [key for key in (f"{at}/{rank}" for rank in range(self._ranks)) if self._store.check([key])]
             lacking = {name: what for key in keys for name, what in json.loads(self._store.get(key)).items()}
