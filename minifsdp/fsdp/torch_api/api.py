@@ -117,7 +117,7 @@ class FullyShardedDataParallel(Wrapped):
         unit: MakeUnit = FlatUnit,
     ) -> None:
         super().__init__()
-        self._settings = StateDictSettings()
+        self._settings, self._first = StateDictSettings(), FirstForward()
         self._summoned: Summon | None = None
         self._saves = False
         self._buffer_dtypes = {}
@@ -150,7 +150,6 @@ class FullyShardedDataParallel(Wrapped):
         self._use_orig_params = use_orig_params
         self._engine: Engine | None = None
         self._is_root: bool | None = None
-        self._first = FirstForward()
         if auto_wrap_policy is not None:
             inherited = {
                 "process_group": groups,
