@@ -2,7 +2,7 @@
 
 from collections import Counter
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -652,14 +652,15 @@ class Toy(nn.Module):
 
     def __init__(self, unit, inner=()):
         super().__init__()
-        self.unit, self.inner = unit, nn.ModuleList(inner)
+        self.unit, self.inner, self.detaches = unit, nn.ModuleList(inner), False
 
     def forward(self, x):
         first, last = self.unit.uses
         x = Op.apply(x, first, self.unit)
         for module in self.inner:
             x = module(x)
-        return Op.apply(x, last, self.unit)
+        x = Op.apply(x, last, self.unit)
+        return x.detach() if self.detaches else x
 
 
 def recorded(attach, calls):
@@ -675,10 +676,12 @@ def recorded(attach, calls):
     for phase in PHASES:
         log.clear()
         model.train("eval mode" not in phase)
+        model.detaches = "detached" in phase
         with torch.set_grad_enabled("no_grad" not in phase):
-            loss = model(torch.ones(3, 2)).sum()
-        if loss.requires_grad:
-            loss.backward()
+            losses = [model(torch.ones(3, 2)).sum() for _ in range(1 + ("two forward" in phase))]
+        for loss in losses:
+            if loss.requires_grad:
+                loss.backward()
         said[phase] = list(log)
     return said
 
@@ -689,20 +692,32 @@ PHASES = (
     "a forward under torch.no_grad()",
     "a step after an evaluation",
     "a step in eval mode",
+    "two forward passes, then their two backward passes",
+    "a forward with a detached output",
 )
 
 
 def expected_events(kept_after_forward, calls):
+    """By phase; those of the last two for units that are freed after forward."""
     forward, evaluation, backward = ["gather root", "forward root"], ["gather root", "forward root"], ["backward root"]
-    for name in calls:
+    for before, name in pairwise([None, *calls]):
         computed = [f"gather {name}", f"forward {name}", f"forward {name}"]
-        forward += computed if kept_after_forward else [*computed, f"free {name}"]
+        if kept_after_forward:
+            forward += computed[1:] if name == before else computed
+        else:
+            forward += [*computed, f"free {name}"]
         evaluation += [*computed, f"free {name}"]
     for name, in_a_row in groupby(reversed(calls)):
         backward += [] if kept_after_forward else [f"gather {name}"]
         backward += [f"backward {name}"] * 2 * len(list(in_a_row)) + [f"free {name}", f"reduce {name}"]
-    step = [*forward, "forward root", *backward, "backward root", "free root", "reduce root"]
-    return {phase: [*evaluation, "forward root", "free root"] if "no_grad" in phase else step for phase in PHASES}
+    forward, backward = [*forward, "forward root"], [*backward, "backward root", "free root", "reduce root"]
+    found = {phase: [*forward, *backward] for phase in PHASES}
+    for phase in found:
+        if "no_grad" in phase or "detached" in phase:
+            found[phase] = [*evaluation, "forward root", "free root"]
+        elif "two forward" in phase:
+            found[phase] = [*forward, *forward[1:], *backward, "gather root", *backward]
+    return found
 
 
 def why_attach(phase, got, kept_after_forward):
@@ -710,6 +725,12 @@ def why_attach(phase, got, kept_after_forward):
     count = Counter(got)
     if "eval mode" in phase:
         return "`module.training` says nothing of a backward: `output.requires_grad` does"
+    if "detached" in phase:
+        return "with gradients enabled, a backward follows only where the output requires a gradient"
+    if "two forward" in phase:
+        if count["gather root"] > 2:
+            return TWICE
+        return "a second forward may come before the first one's backward: what a forward sets, it must not set again"
     if "after an evaluation" in phase:
         return "what an evaluation has set is there in the next step: ask each forward's own output"
 
@@ -773,6 +794,7 @@ def why_attach(phase, got, kept_after_forward):
 TWICE = (
     "a unit's backward has two beginnings and one end then: gather it only if it is not unsharded yet, and count leaves"
 )
+GATHERED_TWICE = "a unit that is called again is unsharded already: gather it only if it is not"
 
 
 def why_sharded(got, event, name, kept_after_forward):
@@ -791,13 +813,15 @@ def why_sharded(got, event, name, kept_after_forward):
 
 
 def check_events(answer, kept_after_forward):
-    got, wanted = recorded(answer, "012"), expected_events(kept_after_forward, "012")
-    for phase in wanted:
-        compare_events(phase, got[phase], wanted[phase], why_attach(phase, got[phase], kept_after_forward))
-    if not kept_after_forward:  # else a second gather may ask whether the unit is whole
-        got, wanted = recorded(answer, "0112"), expected_events(kept_after_forward, "0112")
-        for phase in wanted:
-            compare_events(f"unit 1 called twice in a row, {phase}", got[phase], wanted[phase], TWICE)
+    plain, again = recorded(answer, "012"), recorded(answer, "0112")
+    wanted, wanted_again = (expected_events(kept_after_forward, calls) for calls in ("012", "0112"))
+    for phase in PHASES[:5]:
+        compare_events(phase, plain[phase], wanted[phase], why_attach(phase, plain[phase], kept_after_forward))
+    slip = GATHERED_TWICE if kept_after_forward else TWICE
+    for phase in PHASES[:5]:
+        compare_events(f"unit 1 called twice in a row, {phase}", again[phase], wanted_again[phase], slip)
+    for phase in () if kept_after_forward else PHASES[5:]:
+        compare_events(phase, plain[phase], wanted[phase], why_attach(phase, plain[phase], kept_after_forward))
 
 
 class Sharded:

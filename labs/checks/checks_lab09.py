@@ -608,6 +608,7 @@ MICRO = 3
 class Accumulated(NamedTuple):
     reduced: list[int]  # reduce-scatters that had been issued after each backward
     contexts: int  # how often no_sync was entered
+    inside: list[bool]  # whether each forward of the first call ran inside no_sync
     rows: list[int]  # of each forward
     most: int  # forwards that were waiting for their backward at once
     first: torch.Tensor
@@ -631,10 +632,11 @@ def observe_accumulate(answer, seed):
     for communicate in (True, False):
         net = Net(seed).to(where)
         model = FullyShardedDataParallel(net, auto_wrap_policy={nn.Linear})
-        rows, waiting, reduced, contexts, alive = [], [0, 0], [], [], []
+        rows, waiting, reduced, contexts, inside, alive = [], [0, 0], [], [], [], []
         no_sync, end = Engine.no_sync, Engine._end_backward
 
-        def before(module, args, rows=rows, waiting=waiting, alive=alive, net=net):
+        def before(module, args, rows=rows, waiting=waiting, alive=alive, net=net, contexts=contexts, inside=inside):
+            inside.append(any(contexts))
             alive.append(net.alive())
             rows.append(len(args[0]))
             waiting[0] += 1
@@ -645,6 +647,7 @@ def observe_accumulate(answer, seed):
             contexts.append(True)
             with no_sync(engine):
                 yield
+            contexts[contexts.index(True)] = False  # it has been left
 
         with comm.record() as calls:
 
@@ -679,7 +682,17 @@ def observe_accumulate(answer, seed):
         twice = [each - issued for each in reduced[ended_before:ended]]
         one = [each - issued_then for each in reduced[ended:]], gradients[3]
         found[communicate] = Accumulated(
-            log, entered // 2, rows, waiting[1], *gradients[:2], twice, gradients[2], len(given), max(alive), one
+            log,
+            entered // 2,
+            inside[:MICRO],
+            rows,
+            waiting[1],
+            *gradients[:2],
+            twice,
+            gradients[2],
+            len(given),
+            max(alive),
+            one,
         )
     return found
 
@@ -737,6 +750,14 @@ def check_accumulate(answer, variant):
             expect(
                 f"{at}reduce-scatters issued after each backward (2 units)", found.reduced, wanted, rank=rank, slip=slip
             )
+            if not communicate:
+                expect(
+                    f"{at}forward passes inside `no_sync`",
+                    found.inside,
+                    [True] * (MICRO - 1) + [False],
+                    rank=rank,
+                    slip="only the backward pass ran inside `no_sync`: a DDP model looks at it in the forward pass",
+                )
             mean, again = (torch.cat([unit[rank] for unit in means[what]]) for what in ("all", "twice"))
             last = "dropped what was there: the caller decides when gradients begin anew"
             expect(

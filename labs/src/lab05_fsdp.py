@@ -975,8 +975,8 @@ def attach_grad_op(module: nn.Module, unit: LabUnit) -> None:
         module: the unit's module; its `forward` returns one tensor.
         unit: as for `attach`.
 
-    Gather a unit before its forward and at no other time. Free it after its forward only if no backward follows. After
-    the last gradient of its leaves, free it and then reduce its gradient.
+    Gather a unit before its forward, unless it is unsharded already, and at no other time. Free it after its forward
+    only if no backward follows. After the last gradient of its leaves, free it and then reduce its gradient.
     """
     ...
 

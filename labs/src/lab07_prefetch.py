@@ -1054,7 +1054,7 @@ def check_order(number: int, names: list[str], group: Group, device: torch.devic
     Raises:
         RuntimeError: on all ranks, with the same message. The message contains `rank r`, where r is the first rank
             whose number differs from rank 0's, and the names of the units that ranks r and 0 are about to gather. It
-            mentions no other rank. Ranks are numbered within the group.
+            mentions no rank but these two. Ranks are numbered within the group.
     """
     ...
 

@@ -494,7 +494,8 @@ Only drops the name of the second mean.
 wrong("5.5", "free first").diff("""
 Gather, compute, reduce-scatter, free, as the textbooks have it.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 - output.register_hook(before_backward)
 + output.register_hook(lambda gradient: None if unit.whole else unit.gather())
@@ -531,7 +532,8 @@ def attach(module, unit):
 wrong("5.5", "freed after forward and not gathered again").diff("""
 No gather before backward.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 - def after_forward(module, args, output):
 -     if output.requires_grad:
 -         output.register_hook(before_backward)
@@ -550,7 +552,8 @@ No gather before backward.
 wrong("5.5", "the root's backward begins at once").diff("""
 Treats the root like any other unit.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 -         output.register_hook(before_backward)
 -     if not (unit.is_root and output.requires_grad):
@@ -588,7 +591,8 @@ def attach(module, unit):
 wrong("5.5", "freed before the last use").diff("""
 Frees at the first of the unit's gradients.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 - output.register_hook(before_backward)
 + output.register_hook(lambda gradient: None if unit.whole else unit.gather())
@@ -608,7 +612,8 @@ wrong("5.5", "do not arrive in the order of the list").diff("""
 Takes the first leaf of the list for the last to arrive.
 - missing = set(unit.leaves)
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 - output.register_hook(before_backward)
 + output.register_hook(lambda gradient: None if unit.whole else unit.gather())
@@ -627,7 +632,8 @@ wrong("5.5", "gradients wait in their leaves").diff("""
 Hands all gradients over when the last is there.
 - missing = set(unit.leaves)
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 - output.register_hook(before_backward)
 + output.register_hook(lambda gradient: None if unit.whole else unit.gather())
@@ -648,7 +654,8 @@ Hands all gradients over when the last is there.
 wrong("5.5", "no gradient was handed over").diff("""
 Counts the gradients and leaves them where they are.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 - output.register_hook(before_backward)
 + output.register_hook(lambda gradient: None if unit.whole else unit.gather())
@@ -665,7 +672,8 @@ wrong("5.5", "reduced at every leaf").diff("""
 A reduction per leaf.
 - missing = set(unit.leaves)
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 + left = [len(unit.leaves)]
 - output.register_hook(before_backward)
 + output.register_hook(lambda gradient: None if unit.whole else unit.gather())
@@ -687,7 +695,8 @@ A reduction per leaf.
 wrong("5.5", "start the next one with all of them again").diff("""
 Counts the leaves once, so that only the first step is reduced.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 - output.register_hook(before_backward)
 + output.register_hook(lambda gradient: None if unit.whole else unit.gather())
@@ -711,7 +720,8 @@ Counts the leaves once, so that only the first step is reduced.
 wrong("5.5", "unsharded gradients pile up").diff("""
 Reduces everything when backward is over.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 - output.register_hook(before_backward)
 + output.register_hook(lambda gradient: None if unit.whole else unit.gather())
@@ -727,7 +737,8 @@ Reduces everything when backward is over.
 wrong("5.5", "hook the gradient of the output, not of the input").diff("""
 Gathers when the gradient of the input is there.
   def before_forward(module, args):
-      unit.gather()
+      if not unit.whole:
+          unit.gather()
 +     if args[0].requires_grad:
 +         args[0].register_hook(lambda gradient: None if unit.whole else unit.gather())
 - if output.requires_grad:
@@ -743,7 +754,8 @@ Gathers when the gradient of the input is there.
 wrong("5.5", "which is SHARD_GRAD_OP").diff("""
 Keeps the unit whole from forward to backward.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 - if output.requires_grad:
 -     output.register_hook(before_backward)
@@ -759,7 +771,8 @@ Keeps the unit whole from forward to backward.
 wrong("5.5", "nobody else will free what it gathered").diff("""
 Leaves the root whole after an evaluation.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 -     output.register_hook(before_backward)
 - if not (unit.is_root and output.requires_grad):
@@ -775,7 +788,8 @@ Leaves the root whole after an evaluation.
 wrong("5.5", "says nothing of a backward").diff("""
 Takes training mode for a backward that follows.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 -     output.register_hook(before_backward)
 - if not (unit.is_root and output.requires_grad):
@@ -791,7 +805,8 @@ Takes training mode for a backward that follows.
 wrong("5.5", "gather it only if it is not unsharded yet").diff("""
 Gathers before backward whatever is there already, but for the root.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 - if output.requires_grad:
 -     output.register_hook(before_backward)
@@ -807,7 +822,8 @@ Gathers before backward whatever is there already, but for the root.
 wrong("5.5", "what an evaluation has set").diff("""
 Keeps whether a backward follows from the last forward in training on: a flag that evaluation leaves behind.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 + state = {"backward": True}
 - if output.requires_grad:
 -     output.register_hook(before_backward)
@@ -824,13 +840,36 @@ Keeps whether a backward follows from the last forward in training on: a flag th
 - module.register_forward_pre_hook(before_forward)
 + module.register_forward_pre_hook(lambda module, args: unit.gather())
 """)
+wrong("5.5", "a second forward may come before").diff("""
+Counts the leaves anew before each forward.
+- def before_forward(module, args):
++ def before_forward(module, args):
++     missing.update(unit.leaves)
+
+- if not missing:
+-     missing.update(unit.leaves)
++ if not missing:
+""")
+wrong("5.5", "only where the output requires a gradient").diff("""
+Expects a backward wherever gradients are enabled.
+- if not (unit.is_root and output.requires_grad):
++ if not (unit.is_root and torch.is_grad_enabled()):
+""")
 
 # 5.6
+
+wrong("5.6", "called again is unsharded already").diff("""
+Gathers at every call.
+- if not unit.whole:
+-     unit.gather()
++ unit.gather()
+""")
 
 wrong("5.6", "which is FULL_SHARD").diff("""
 Frees after forward all the same.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 - if not output.requires_grad:
 + if output.requires_grad:
@@ -842,7 +881,8 @@ Frees after forward all the same.
 wrong("5.6", "SHARD_GRAD_OP gathers once a step").diff("""
 Gathers again before backward what is whole.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 - if not output.requires_grad:
 + if output.requires_grad:
@@ -854,7 +894,8 @@ Gathers again before backward what is whole.
 wrong("5.6", "which is DDP").diff("""
 Never frees: ZeRO-2 with a gather too many.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 - def after_forward(module, args, output):
 -     if not output.requires_grad:
 -         unit.free()
@@ -879,7 +920,8 @@ Frees the root alone, and keeps the others for the next forward.
 wrong("5.6", "freed before the last use").diff("""
 Frees when the gradient of the output is there, before anything was computed with it.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 - if not output.requires_grad:
 + if output.requires_grad:
@@ -894,7 +936,8 @@ Frees when the gradient of the output is there, before anything was computed wit
 wrong("5.6", "nobody else will free what it gathered").diff("""
 Relies on a backward that does not come in evaluation.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 - def after_forward(module, args, output):
 -     if not output.requires_grad:
 -         unit.free()
@@ -906,7 +949,8 @@ Relies on a backward that does not come in evaluation.
 wrong("5.6", "says nothing of a backward").diff("""
 Takes training mode for a backward that follows.
 - def before_forward(module, args):
--     unit.gather()
+-     if not unit.whole:
+-         unit.gather()
 
 - if not output.requires_grad:
 + if not (module.training and torch.is_grad_enabled()):

@@ -776,6 +776,15 @@ def accumulate(model, micro_batches, communicate):
         loss.backward()
 
 
+@wrong("9.5", "only the backward pass ran inside `no_sync`")
+def accumulate(model, micro_batches, communicate):
+    """Has the backward inside no_sync, and the forward outside."""
+    for number, micro_batch in enumerate(micro_batches, start=1):
+        loss = model(*micro_batch) / len(micro_batches)
+        with nullcontext() if communicate or number == len(micro_batches) else model.no_sync():
+            loss.backward()
+
+
 @wrong("9.5", "of all micro-batches are alive together")
 def accumulate(model, micro_batches, communicate):
     """One backward for all losses."""

@@ -140,7 +140,8 @@ def attach(module: nn.Module, unit: LabUnit) -> None:
     missing = set(unit.leaves)
 
     def before_forward(module: nn.Module, args: Any) -> None:
-        unit.gather()
+        if not unit.whole:
+            unit.gather()
 
     def after_forward(module: nn.Module, args: Any, output: Tensor) -> None:
         if output.requires_grad:
@@ -180,7 +181,8 @@ def attach_grad_op(module: nn.Module, unit: LabUnit) -> None:
     missing = set(unit.leaves)
 
     def before_forward(module: nn.Module, args: Any) -> None:
-        unit.gather()
+        if not unit.whole:
+            unit.gather()
 
     def after_forward(module: nn.Module, args: Any, output: Tensor) -> None:
         if not output.requires_grad:
