@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from copy import copy
 from functools import lru_cache
-from types import MemberDescriptorType
+from types import MappingProxyType, MemberDescriptorType
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 from minifsdp.private import tree_flatten, tree_unflatten
 
 _ATOMS = (str, bytes, int, float, complex, type(None), type)
-_PLAIN = (tuple, list, dict)
+_PLAIN = (tuple, list, dict, MappingProxyType)
 _MADE_BY_CLASS = 1 << 9  # a flag of classes (Py_TPFLAGS_HEAPTYPE): not one of Python's own
 
 
@@ -75,20 +74,20 @@ def _rebuilt(tree: Any, changed: Callable[[Any], Any]) -> Any:
     if isinstance(tree, PackedSequence):
         new = [each if name == "batch_sizes" else changed(each) for name, each in tree._asdict().items()]
         return _like(tree, new)  # batch_sizes stays on CPU
-    if isinstance(tree, Mapping):
+    if isinstance(tree, dict | MappingProxyType):
         items = {key: changed(value) for key, value in tree.items()}
         pairs = zip(items.values(), tree.values(), strict=True)
     elif isinstance(tree, list | tuple | set | frozenset):
         items = [changed(each) for each in tree]  # type: ignore[assignment]
         pairs = zip(items, tree, strict=True)
-    elif _is_dataclass(tree):
+    elif _has_state(tree):
         items, pairs = {}, zip((), (), strict=True)
     else:
         before, form = _registered(tree)
         values = [changed(each) for each in before]
         same = all(one is other for one, other in zip(values, before, strict=True))
         return tree if same else tree_unflatten(values, form)
-    attributes = [(slot, value, changed(value)) for slot, value in _attributes(tree)] if _is_dataclass(tree) else []
+    attributes = [(slot, value, changed(value)) for slot, value in _attributes(tree)] if _has_state(tree) else []
     if all(new is old for new, old in pairs) and all(new is old for _, old, new in attributes):
         return tree
     made = _like(tree, items)
@@ -109,13 +108,6 @@ def _like(tree: Any, items: Any) -> Any:
         made = base.__new__(cls)
         for key, value in items.items():
             base.__setitem__(made, key, value)
-    elif isinstance(tree, Mapping):
-        if not hasattr(tree, "__setitem__"):
-            return items
-        made = tree.copy() if hasattr(tree, "copy") else copy(tree)
-        for key, value in items.items():
-            made[key] = value
-        return made
     elif isinstance(tree, list):
         made = base.__new__(cls)
         base.extend(made, items)
@@ -131,6 +123,16 @@ def _like(tree: Any, items: Any) -> Any:
 
 def _is_dataclass(tree: Any) -> bool:
     return dataclasses.is_dataclass(tree) and not isinstance(tree, type)
+
+
+def _has_state(tree: Any) -> bool:
+    """True if its attributes hold what is inside: a dataclass, or a mapping that is neither a dict nor torch's to make.
+
+    A mapping's own methods may share, lose or refuse items; what has its items elsewhere, as in C, stays as it is.
+    """
+    if _is_dataclass(tree):
+        return True
+    return isinstance(tree, Mapping) and not isinstance(tree, dict) and not _registered(tree)[0]
 
 
 def _attributes(tree: Any) -> list[tuple[Any, Any]]:

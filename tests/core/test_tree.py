@@ -1,8 +1,10 @@
 """Trees of tensors: a changed copy is the same object but for its tensors; nothing is computed anew."""
 
 import copy
-from collections import Counter, OrderedDict, UserDict, defaultdict, deque
+from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, deque
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import InitVar, dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -89,6 +91,45 @@ class Several(list):  # type: ignore[type-arg]
         self.number = number
 
 
+class Fixed(Mapping):  # type: ignore[type-arg]
+    """A mapping that cannot be written to, and cannot be made from its items."""
+
+    def __init__(self, note: str, **items: Any) -> None:
+        self.inner, self.note = items, note
+
+    def __getitem__(self, key: str) -> Any:
+        return self.inner[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.inner)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+
+class Written(Fixed, MutableMapping):  # type: ignore[type-arg]
+    """A shallow copy of it shares its inner dict."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.inner[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.inner[key]
+
+
+class Slotted(Written):
+    __slots__ = ("inner", "note")
+
+    def copy(self) -> "Slotted":
+        raise AssertionError("copied")
+
+
+class Named(UserDict):  # type: ignore[type-arg]
+    def __init__(self, note: str, **items: Any) -> None:
+        super().__init__(**items)
+        self.note = note
+
+
 class Pair(NamedTuple):
     x: Any
     rest: Any
@@ -99,6 +140,14 @@ TREES = [
     *(Counted(X), Own(X), Scaled(X), Frozen(X), Frozen([X]), Output(X), FailureError(X), Items(X, (X, 1))),
     Doubled(X, 2),
     *(Several(4, X, X), Pair(X, {"y": [X]}), OrderedDict(b=X, a=1), UserDict(x=X), deque([X], maxlen=3), {X}),
+    *(
+        Fixed("kept", x=X),
+        Written("kept", x=X),
+        Slotted("kept", x=[X]),
+        Named("kept", x=X),
+        ChainMap({"x": X}, {"y": X}),
+    ),
+    *(MappingProxyType({"x": X}), MappingProxyType({"x": Written("kept", x=X)})),
     *(defaultdict(list, x=[X]), torch.max(torch.eye(2), 0), frozenset([X]), [X, (X, {"x": Own(Scaled(X))})]),
 ]
 
@@ -122,6 +171,9 @@ def test_tensors_change_and_nothing_else(tree: Any) -> None:
 def test_what_is_no_tensor_is_kept() -> None:
     assert map_tensors(lowered, Items(X, 1)).note == "kept"
     assert map_tensors(lowered, Several(4, X)).number == 4
+    for mapping in (Fixed("kept", x=X), Written("kept", x=X), Slotted("kept", x=X), Named("kept", x=X)):
+        changed = map_tensors(lowered, mapping)
+        assert (changed["x"].dtype, changed.note) == (torch.bfloat16, "kept")
     assert map_tensors(lowered, Counted(X)).rows == 3
     assert map_tensors(lowered, Doubled(X, 2))[1] == 4
     assert map_tensors(lowered, Frozen(X))._Frozen__hidden == 3
