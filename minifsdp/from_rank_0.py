@@ -17,7 +17,7 @@ def outline_from_rank_0(state_dict: Mapping[str, Any], source: Group) -> dict[st
     """On rank 0 of `source` what it has; elsewhere the same with tensors on meta, but for numbers (0-d).
 
     Raises:
-        ValueError: rank 0 has sharded values; on every rank.
+        ValueError: rank 0 has sharded, sparse or quantized values; on every rank.
     """
     has_it = source.rank() == 0
     mine: Any = None
@@ -41,6 +41,9 @@ def outline(value: Any) -> Any:
         )
     if not isinstance(value, Tensor):
         return value
+    if value.layout is not torch.strided or value.is_quantized:
+        kind = value.dtype if value.is_quantized else value.layout
+        raise ValueError(f"rank 0 sends dense values, but one is {kind}: pass a dense one, or the state on all ranks")
     return torch.empty_like(value, device="meta") if value.dim() else value.cpu()  # not onto the GPU that is rank 0's
 
 
@@ -54,6 +57,9 @@ def receive(value: Any, source: Group, device: torch.device) -> Any:
     """
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
-    here = torch.empty_like(value, device=device) if value.is_meta else value.to(device).contiguous()
+    if value.is_meta:
+        here = torch.empty(value.shape, dtype=value.dtype, device=device)  # in the order of rows, whatever rank 0 has
+    else:
+        here = value.detach().to(device).resolve_conj().resolve_neg().contiguous()
     comm.broadcast(here.view(-1).view(torch.uint8), 0, source).wait()  # as bytes: not every backend knows every dtype
     return here

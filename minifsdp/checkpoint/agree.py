@@ -5,20 +5,24 @@ A rank that raises by itself leaves the others waiting in their next collective.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from minifsdp import comm
+from minifsdp.checkpoint.names import StateDict
+from minifsdp.checkpoint.parts import Parts
 from minifsdp.comm import Group
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.local_parts import groups_on_meshes
 from minifsdp.private import name_of
+from minifsdp.sharded_values import is_sharded
 
+MISSING = "missing"
 RAISED = (RuntimeError, ValueError, KeyError, TypeError, NotImplementedError)
 
 
@@ -57,21 +61,79 @@ def same_errors(groups: list[Group]) -> Iterator[None]:
         raise error from own
 
 
-def check_same(described: Mapping[str, str], groups: list[Group]) -> None:
-    """Check that all ranks have been given the same values of what they share.
+def check_given(parts: Parts, state: StateDict, known: Iterable[str], groups: list[Group]) -> None:
+    """Check that the ranks of a model have been given values of the same names, in forms that belong together.
+
+    Args:
+        parts: the model's.
+        state: what this rank has been given, by name.
+        known: names of this rank's model.
+        groups: those of the model.
 
     Raises:
-        RuntimeError: they have not, on all of them; the error names the first difference.
+        RuntimeError: they have not; on all of them.
     """
-    digest = sha256(repr(sorted(described.items())).encode()).digest()
+    own = {name: form_of(state[name], parts.is_shared(name)) if name in state else MISSING for name in known}
+    check_same(own, {str(name): "given" for name in state if name not in own}, groups)
+
+
+def form_of(value: Any, is_shared: bool) -> str:
+    """A value's type, shape and layout, if ranks have parts of it here or in the checkpoint; else it has one form."""
+    if isinstance(value, Mapping):
+        return str({key: form_of(value[key], is_shared) for key in sorted(value, key=str)})
+    if not isinstance(value, Tensor) or not (is_shared or is_sharded(value)):
+        return "given"
+    layout = getattr(value, "placements", "") if value.dim() else ""
+    return f"{type(value).__name__} {list(value.shape)} {layout}".rstrip()
+
+
+def check_settings(groups_given: Iterable[StateDict], known: Iterable[str], groups: list[Group]) -> None:
+    """Check that the ranks of a model have been given the same settings of an optimizer, such as learning rates.
+
+    Raises:
+        RuntimeError: they have not; on all of them.
+    """
+    own = dict.fromkeys((f"the parameter group of {name}" for name in known), MISSING)
+    for group in groups_given:
+        settings = str({key: plain(group[key]) for key in sorted(group) if key not in ("params", "param_names")})
+        names = (f"the parameter group of {name}" for name in group["params"])
+        own |= dict.fromkeys((name for name in names if name in own), settings)
+    check_same(own, {}, groups)
+
+
+def plain(setting: Any) -> Any:
+    """A setting without what may differ between ranks, such as a device or an address."""
+    if isinstance(setting, list | tuple):
+        return [plain(each) for each in setting]
+    if isinstance(setting, Tensor) and not is_sharded(setting) and setting.numel() == 1:
+        return setting.item()
+    return setting if isinstance(setting, str | int | float | complex | None) else type(setting).__name__
+
+
+def check_same(own: Mapping[str, str], more: Mapping[str, str], groups: list[Group]) -> None:
+    """Check that all ranks have been given the same values of what they share.
+
+    Args:
+        own: of each value of this rank's model, by name, in what form it is given; or that it is missing.
+        more: what else is given. Another rank's model may have it, as with experts of its own.
+        groups: those of the model.
+
+    Raises:
+        RuntimeError: ranks whose models have a value, or ranks whose models lack it, have been given different forms;
+            on all of them. The error names the first difference.
+    """
+    digest = sha256(repr((sorted(own.items()), sorted(more.items()))).encode()).digest()
     if len(set(everywhere(digest, groups).values())) == 1:
         return
-    of_ranks = everywhere(dict(described), groups)
-    for name in sorted({name for each in of_ranks.values() for name in each}):
-        forms = {each.get(name, "missing"): rank for rank, each in reversed(of_ranks.items())}
-        if len(forms) > 1:
-            found = ", ".join(f"{form} on rank {rank}" for form, rank in reversed(forms.items()))
-            raise RuntimeError(
-                f"ranks have been given different states: {name} is {found}. Pass the same on all ranks, or the whole "
-                "state on rank 0 with full_state_dict=True and broadcast_from_rank0=True"
-            )
+    of_ranks = everywhere((dict(own), dict(more)), groups)
+    for name in sorted({name for pair in of_ranks.values() for each in pair for name in each}):
+        known = {rank: own[name] for rank, (own, _) in of_ranks.items() if name in own}
+        unknown = {rank: more.get(name, MISSING) for rank, (own, more) in of_ranks.items() if name not in own}
+        for found in (known, unknown):
+            forms = {form: rank for rank, form in reversed(found.items())}
+            if len(forms) > 1:
+                differing = ", ".join(f"{form} on rank {rank}" for form, rank in reversed(forms.items()))
+                raise RuntimeError(
+                    f"ranks have been given different states: {name} is {differing}. Pass the same on all ranks, or "
+                    "the whole state on rank 0 with full_state_dict=True and broadcast_from_rank0=True"
+                )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm
+from minifsdp.checkpoint.agree import same_errors
 from minifsdp.checkpoint.names import Names, StateDict
 from minifsdp.checkpoint.parts import Parts
 from minifsdp.comm import Group
@@ -20,25 +21,26 @@ Path = tuple[str, ...]
 
 
 def received(outline: StateDict, source: Group, device: torch.device, keep: Callable[[Path, Any], Any]) -> StateDict:
-    """The values of `outline_from_rank_0`, one at a time in rank 0's order, and of each what `keep` makes of it."""
+    """The values of `outline_from_rank_0`, one at a time in rank 0's order, and of each what `keep` makes of it.
+
+    What `keep` raises is raised on all ranks, after the last value, which the other ranks wait for.
+    """
+    errors: list[Exception] = []
 
     def arrived(value: Any, path: Path) -> Any:
         if isinstance(value, Mapping):
             return {key: arrived(inner, (*path, key)) for key, inner in value.items()}
-        return keep(path, receive(value, source, device))
+        whole = receive(value, source, device)
+        try:
+            return keep(path, whole)
+        except Exception as error:
+            errors.append(error)
 
-    return {key: arrived(value, (key,)) for key, value in outline.items()}
-
-
-def described(parts: Parts, name: str, value: Any) -> StateDict:
-    """A shared value's type, shape and layout, by name; nothing for a value that each rank has whole."""
-    if isinstance(value, Mapping):
-        found = {key: described(parts, name, inner) for key, inner in value.items()}
-        return {f"{name}.{key}": form for key, forms in found.items() for form in forms.values()}
-    if not isinstance(value, Tensor) or not parts.is_shared(name):
-        return {}
-    layout = getattr(value, "placements", "") if value.dim() else ""
-    return {name: f"{type(value).__name__} {list(value.shape)} {layout}".rstrip()}
+    state = {key: arrived(value, (key,)) for key, value in outline.items()}
+    with same_errors([source]):
+        if errors:
+            raise errors[0]
+    return state
 
 
 def check_has_values(state: StateDict) -> None:

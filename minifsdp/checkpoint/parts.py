@@ -48,6 +48,11 @@ class Parts:
         of_layers = {p for layer in layers for p in layer.parameters(recurse=False)}
         self.fused = {name for name, tensor in self.tensors.items() if tensor in of_layers}
 
+    @property
+    def names(self) -> list[str]:
+        """Those of all parameters and buffers."""
+        return [*self.units, *self.tensors]
+
     def is_shared(self, name: str) -> bool:
         """True if each rank has a part of the value."""
         return name in self.units or isinstance(self.tensors.get(name), DTensor)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from minifsdp import comm
-from minifsdp.checkpoint.agree import check_same, groups_sharing, same_errors
+from minifsdp.checkpoint.agree import check_given, check_settings, groups_sharing, same_errors
 from minifsdp.checkpoint.begin import initialized
-from minifsdp.checkpoint.loading import check_has_values, described, device_for, load, materialize, received
+from minifsdp.checkpoint.loading import check_has_values, device_for, load, materialize, received
 from minifsdp.checkpoint.names import Names, StateDict, flattened, rename_groups, unflattened
 from minifsdp.checkpoint.options import AnyOptions, StateDictOptions, checked
 from minifsdp.checkpoint.parts import Parts
@@ -140,7 +140,7 @@ def set_model_state_dict(model: nn.Module, model_state_dict: StateDict, *, optio
 
     Raises:
         RuntimeError: there is nothing to load; values have other shapes; ranks that share the model have been given
-            different values; or, if `strict`, keys are missing or unexpected. All ranks of the model raise the same.
+            different names or forms; or, if `strict`, keys are missing or unexpected. All its ranks raise the same.
     """
     options = checked(model, options)
     names = Names(model)
@@ -154,7 +154,7 @@ def set_model_state_dict(model: nn.Module, model_state_dict: StateDict, *, optio
             raise RuntimeError(NOTHING.format("model"))
         check_has_values(model_state_dict)
     if source is None:
-        check_same({name: form for name in state for form in described(parts, name, state[name]).values()}, groups)
+        check_given(parts, state, parts.names, groups)
     materialize(model, parts, state, device_for(model, options.cpu_offload))
     if source is not None:
         device = compute_device(None, model.parameters(), source)
@@ -173,14 +173,16 @@ def set_optimizer_state_dict(
     """Load the optimizers' state, each its part of it; not between a backward and its step.
 
     Raises:
-        RuntimeError: there is nothing to load; ranks that share the model have been given different values; or, if
+        RuntimeError: there is nothing to load; ranks that share the model have been given different states; or, if
             `strict`, a trained parameter has no state where others have. All ranks of the model raise the same.
     """
     options, optimizers = checked(model, options), as_tuple(optimizers)
     names = Names(model)
-    parts, state = Parts(model, names), numbers_to_names(model, optimizers, optim_state_dict)
+    parts = Parts(model, names)
     source = comm.world() if options.broadcast_from_rank0 else None
     groups = groups_sharing(model) if source is None else [source]
+    with same_errors(groups):
+        state = numbers_to_names(model, optimizers, optim_state_dict)
 
     def keep(path: tuple[str, ...], value: Any) -> Any:
         found = names.parsed(".".join(path))
@@ -194,11 +196,14 @@ def set_optimizer_state_dict(
             raise RuntimeError(NOTHING.format("optimizer"))
         if "state" not in state:
             state = unflattened(state, optimizers, names)
+        if lacking := {"state", "param_groups"} - state.keys():
+            raise KeyError(f"the optimizer's state dict has no {' and no '.join(sorted(lacking))}")
+    if source is None:
+        check_given(parts, state["state"], names.known, groups)
+        check_settings(state["param_groups"], names.known, groups)
+    with same_errors(groups):
         warn_of_no_state(state, optimizers)
         of_each = {optim: names.of_optimizer(optim, state, options.strict) for optim in names.in_order(optimizers)}
-    if source is None:
-        forms = [described(parts, name, value) for name, value in state["state"].items()]
-        check_same({name: form for each in forms for name, form in each.items()}, groups)
     with same_errors(groups):
         for optim, part in of_each.items():
             mine = {name: parts.state_part(names.outside(name), part["state"][name]) for name in sorted(part["state"])}

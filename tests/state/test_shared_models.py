@@ -238,6 +238,93 @@ def ranks_that_are_given_different_values_are_refused_together(make: Callable[[i
     assert_same(whole(model, optimizer)[1], states[1])
 
 
+@check(make=SHARED | LATER)
+def what_only_one_rank_has_is_refused_on_all(make: Callable[[int], nn.Module]) -> None:
+    """Also of values that each rank has whole, and without `strict`."""
+    model, optimizer = trained(make)
+    before, rank = whole(model, optimizer), dist.get_rank()
+    options = StateDictOptions(full_state_dict=True, strict=False)
+
+    def refusal(part: int, given: Any) -> str:
+        args = (optimizer, before[1] | given) if part else (given,)
+        load: Any = ours.set_optimizer_state_dict if part else ours.set_model_state_dict
+        with pytest.raises(RuntimeError, match=r"^ranks have been given different states: ") as raised:
+            load(model, *args, options=options)
+        return same_on_all_ranks(str(raised.value)).split(": ", 1)[1]
+
+    def without_p(state: Any) -> Any:
+        return {name: value for name, value in state.items() if name != "p" or not rank}
+
+    groups = copy.deepcopy(before[1]["param_groups"])
+    groups[0]["lr"] += rank
+    assert refusal(0, without_p(before[0])).endswith(" on rank 0, missing on rank 1. " + CURE)
+    assert refusal(0, before[0] | ({"q": torch.ones(2)} if rank else {})).startswith("q is missing on rank 0, given on")
+    assert refusal(1, {"state": without_p(before[1]["state"])}).startswith("p is {'exp_avg': ")
+    assert refusal(1, {"state": {} if rank else before[1]["state"]}).startswith("first.bias is {'exp_avg': ")
+    assert refusal(1, {"param_groups": groups}).startswith("the parameter group of first.bias is {")
+    assert_same(whole(model, optimizer), before)
+
+
+CURE = (
+    "Pass the same on all ranks, or the whole state on rank 0 with full_state_dict=True and broadcast_from_rank0=True"
+)
+
+
+@check()
+def each_rank_may_have_values_of_its_own() -> None:
+    """As with experts: one per rank, by its number, among what all ranks share."""
+
+    def make(seed: int) -> nn.Module:
+        model = net(seed)
+        fully_shard(model)
+        model.add_module(f"expert{dist.get_rank()}", nn.Linear(2, 2))
+        return model
+
+    (model, optimizer), (other, loaded) = trained(make), trained(make, 1)
+    states = whole(model, optimizer)
+    ours.set_state_dict(other, loaded, model_state_dict=states[0], optim_state_dict=states[1])
+    assert_same(whole(other, loaded), states)
+    every: list[Any] = [None, None]
+    dist.all_gather_object(every, states[0])
+    both = every[0] | every[1]
+    result = ours.set_model_state_dict(make(2), both, options=StateDictOptions(full_state_dict=True, strict=False))
+    assert result.unexpected_keys == [f"expert{1 - dist.get_rank()}.{name}" for name in ("weight", "bias")]
+
+
+WRAPPERS: dict[str, Callable[[Any], nn.Module]] = {
+    "plain": lambda model: model,
+    "DDP": DistributedDataParallel,
+    "flat": lambda model: Fsdp(model, use_orig_params=True),
+    "FSDP2": lambda model: model.append(fully_shard(nn.Linear(3, 3))),
+}
+
+
+@check(wrap=WRAPPERS)
+def rank_0_sends_values_of_any_strides(wrap: Callable[[Any], nn.Module]) -> None:
+    def make(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        inner = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(8, 3)).to(memory_format=torch.channels_last)
+        inner[2].weight = nn.Parameter(torch.randn(8, 3).t())
+        inner.register_buffer("turned", torch.randn(3, 4).t())
+        return wrap(inner)
+
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    model, optimizer = trained(make)
+    expected = whole(model, optimizer)
+    other, loaded = trained(make, 1)
+    given = ({}, {}) if dist.get_rank() else expected
+    ours.set_state_dict(other, loaded, model_state_dict=given[0], optim_state_dict=given[1], options=options)
+    assert_same(whole(other, loaded), expected)
+
+
+@check()
+def what_rank_0_cannot_send_is_refused_on_all() -> None:
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    state = {} if dist.get_rank() else net(0).state_dict() | {"p": torch.eye(3, 2).to_sparse()}
+    with pytest.raises(ValueError, match=r"^rank 0 sends dense values, but one is torch.sparse_coo"):
+        ours.set_model_state_dict(by_parameter(1), state, options=options)
+
+
 @check(make=SHARED)
 def rank_0_sends_whole_values_only(make: Callable[[int], nn.Module]) -> None:
     model, optimizer = trained(make)
