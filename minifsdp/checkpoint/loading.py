@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -74,6 +75,22 @@ def materialize(model: nn.Module, parts: Parts, state: StateDict, device: torch.
         for tensors in (module._parameters, module._buffers):
             tensors.update({name: new[t] for name, t in tensors.items() if t in new})  # type: ignore[misc]
     parts.tensors.update({name: new[tensor] for name, tensor in parts.tensors.items() if tensor in new})
+    warn_of_meta(model, parts)
+
+
+def warn_of_meta(model: nn.Module, parts: Parts) -> None:
+    """Warn of buffers on the meta device that no checkpoint has, so that nothing else names them."""
+    left_out = {
+        module._buffers[name]
+        for module in model.modules()
+        for name in module._non_persistent_buffers_set & module._buffers.keys()
+    }
+    if names := [name for name, tensor in parts.tensors.items() if tensor.is_meta and tensor in left_out]:
+        warnings.warn(
+            f"{', '.join(names)}: on the meta device, and in no checkpoint, since persistent=False: compute on a "
+            "device what they hold, and assign it to the module",
+            stacklevel=4,
+        )
 
 
 def device_for(model: nn.Module, to_cpu: bool) -> torch.device | None:

@@ -50,7 +50,7 @@ class Parts:
 
     @property
     def names(self) -> list[str]:
-        """Those of all parameters and buffers."""
+        """The names of all parameters and buffers."""
         return [*self.units, *self.tensors]
 
     def is_shared(self, name: str) -> bool:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint import state_dict as torchs
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Adam
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from minifsdp import checkpoint as ours
 from minifsdp.checkpoint import StateDictOptions
@@ -357,6 +358,27 @@ def what_is_on_meta_gets_its_values(make: Callable[[int], nn.Module], form: str,
     optimizer.step()
 
 
+@check(make=ON_META)
+def a_buffer_on_meta_that_no_checkpoint_has_is_named(make: Callable[[int], nn.Module]) -> None:
+    """Those that have been computed are not, nor those in the checkpoint."""
+    with torch.device("meta"):
+        model = make(1)
+        model.first.register_buffer("table", torch.ones(3), persistent=False)
+        model.norm.register_buffer("angles", torch.ones(3), persistent=False)
+    model.last.register_buffer("known", torch.ones(3), persistent=False)
+    options = StateDictOptions(full_state_dict=True)
+    with pytest.warns(
+        UserWarning, match=r"^first.table, norm.angles: on the meta device, and in no checkpoint"
+    ) as found:
+        ours.set_model_state_dict(model, net(7).state_dict(), options=options)
+    assert len(found) == 1
+    assert found[0].filename == __file__
+    model.first.table = model.norm.angles = torch.ones(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours.set_model_state_dict(model, net(7).state_dict(), options=options)
+
+
 @check()
 def an_optimizer_s_own_state_dict_is_loaded_by_number() -> None:
     for make in (by_parameter, partly, net):
@@ -378,6 +400,29 @@ def a_checkpoint_without_moments_draws_a_warning(make: Callable[[int], nn.Module
         assert any("has no state for Adam, which starts anew" in str(w.message) for w in found) == warns
     fresh = ours.get_optimizer_state_dict(model, Adam(model.parameters()))
     assert {"exp_avg", "exp_avg_sq", "step"} == {key for state in fresh["state"].values() for key in state}
+
+
+@check(make=SHARED | OTHERS)
+def what_a_first_step_would_leave_is_described_without_one(make: Callable[[int], nn.Module]) -> None:
+    """Nobody hears of a step: hooks of an optimizer or of all, nor a scheduler."""
+    model, heard = make(0), []
+    optimizer = Adam(model.parameters())
+    handles = [
+        optimizer.register_step_pre_hook(lambda *_: heard.append("before")),
+        optimizer.register_step_post_hook(lambda *_: heard.append("after")),
+        register_optimizer_step_post_hook(lambda *_: heard.append("any")),
+    ]
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    before = copy.deepcopy(whole(model, [])[0])
+    state = ours.get_optimizer_state_dict(model, optimizer)["state"]
+    assert state["first.weight"]["exp_avg"] is not None
+    assert heard == []
+    assert not optimizer.state
+    assert_same(whole(model, [])[0], before)
+    with pytest.warns(UserWarning, match="before `optimizer.step"):
+        scheduler.step()
+    for handle in handles:
+        handle.remove()
 
 
 class RowMeans(torch.optim.Optimizer):
