@@ -30,7 +30,7 @@ def refuse_replaced(p: Tensor) -> None:
     """
     raise ValueError(
         f"{sharers.get(p, f'two modules with a weight {list(p.shape)}')} share a parameter, and only one of them is "
-        "parallel: give both a style, in one plan or in two calls, or tie them again, as in head.weight = embed.weight"
+        "parallel: give both a style, in one plan or in two calls, and they stay tied"
     )
 
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from minifsdp.tensor_parallel.layouts import Layout, Move, are_equal, from_front, move, newly_sharded
-from minifsdp.tensor_parallel.parameters import Ranks, distribute, local_part, local_parts, placed
+from minifsdp.tensor_parallel.parameters import Ranks, called, distribute, local_part, local_parts, placed
 
 Run: TypeAlias = Generator[tuple[Tensor, dict[str, Any]], Tensor, Tensor]
 """Yields the module's input and the attributes it has during its forward, receives its output, returns the layer's."""
@@ -62,13 +62,13 @@ class LayerStyle(ParallelStyle):
         return module
 
     def _checked_layouts(self, module: nn.Module) -> dict[str, Layout]:
-        style, kind = type(self).__name__, type(module).__name__
+        style, what = type(self).__name__, called(module)
         if _RUNS in module.__dict__:
-            raise ValueError(f"{style} of a {kind} that has a style: give each module one")
+            raise ValueError(f"{style} of {what}, which has a style: give each module one")
         layouts = self.layouts(module)
         inner = [name for name in layouts if "." in name]
         if inner:
-            raise ValueError(f"{style} of a {kind} that has {inner[0]}: give {style} to its submodules")
+            raise ValueError(f"{style} of {what}, which has {inner[0]}: give {style} to its submodules")
         return layouts
 
 

@@ -48,8 +48,7 @@ def parallelize_module(
     Raises:
         ValueError: the mesh has several dimensions or lacks this rank; a style does not fit; a layer is in a wrapper.
             In the first forward: a model takes apart the output of a `ColwiseParallel` without `parts`. In backward: a
-            parameter is tied to one that is parallel, and neither has another call parallelized it nor is it tied again
-            by hand.
+            parameter is tied to one that is parallel, and no other call has parallelized it.
         TypeError: the plan is neither a style nor a dict of styles.
     """
     check_labelled_calls()

@@ -38,6 +38,12 @@ names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 """Of modules in their model, for the labels of their collectives."""
 
 
+def called(module: nn.Module) -> str:
+    """Its name in its model, if a plan gave it one, and its class."""
+    name, kind = names.get(module), type(module).__name__
+    return f"{name} ({kind})" if name else kind
+
+
 class Ranks(NamedTuple):
     """The ranks that share a layer.
 
@@ -53,9 +59,7 @@ class Ranks(NamedTuple):
 
     @staticmethod
     def of(mesh: DeviceMesh, module: nn.Module | None = None) -> Ranks:
-        kind = type(module).__name__
-        name = names.get(module) if module is not None else None
-        return Ranks(mesh, mesh_group(mesh, 0), Label(f"{name} ({kind})" if name else kind) if module else None)
+        return Ranks(mesh, mesh_group(mesh, 0), None if module is None else Label(called(module)))
 
     def layout_of(self, x: Any) -> Layout:
         """The layout of a DTensor on these ranks.

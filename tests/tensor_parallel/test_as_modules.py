@@ -284,8 +284,9 @@ def average() -> None:
 
 
 def styled_twice() -> None:
-    layer = parallelize_module(nn.Linear(4, 4), mesh(), ColwiseParallel())
-    parallelize_module(layer, mesh(), RowwiseParallel())
+    layer = nn.Linear(4, 4)
+    for style in (ColwiseParallel(), RowwiseParallel()):
+        parallelize_module(nn.ModuleDict({"up": layer}), mesh(), {"up": style})
 
 
 def sharded_before() -> None:
@@ -324,7 +325,7 @@ REFUSED = {
         ValueError,
         "with 2 dimensions",
     ),
-    "two styles": (styled_twice, ValueError, "RowwiseParallel of a Linear that has a style"),
+    "two styles": (styled_twice, ValueError, r"RowwiseParallel of up \(Linear\), which has a style"),
     "sharded before": (sharded_before, ValueError, "apply styles before fully_shard"),
     "normalized": (normalized, ValueError, "computes its weight from parametrizations.weight.original0"),
     "embedding in parts": (
