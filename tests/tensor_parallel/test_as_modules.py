@@ -326,7 +326,7 @@ REFUSED = {
         "with 2 dimensions",
     ),
     "two styles": (styled_twice, ValueError, r"RowwiseParallel of up \(Linear\), which has a style"),
-    "sharded before": (sharded_before, ValueError, "apply styles before fully_shard"),
+    "sharded before": (sharded_before, ValueError, "parallelize modules before they are wrapped"),
     "normalized": (normalized, ValueError, "computes its weight from parametrizations.weight.original0"),
     "embedding in parts": (
         lambda: parallelize_module(nn.Embedding(4, 4), mesh(), ColwiseParallel(parts=2)),
