@@ -33,10 +33,12 @@ SKIPPING = ("rrelu_with_noise", "rrelu_with_noise_")
 """Operators that take a random number for some of the elements."""
 WRITING = ("zero_", "fill_")
 """Operators by which a function of torch.nn shows that it writes to single elements."""
+REJECTING = "_no_grad_trunc_normal_"
+"""The function that draws again until no element, of any rank, is out of bounds, which it asks with `any`."""
 BY_FANS = {"kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_"}
 LOST = {"sparse_", "dirac_"}
 PADDING = "_fill_padding_idx_with_zero"
-_WITH_CARE = {*BY_FANS, *LOST, "orthogonal_", PADDING}
+_WITH_CARE = {*BY_FANS, *LOST, "orthogonal_", PADDING, REJECTING}
 _DEEPEST = 10  # calls between such a function and the operator, ours included
 
 
@@ -54,7 +56,7 @@ def draw_whole(mesh: DeviceMesh) -> None:
 @cache
 def _install() -> None:
     handlers = private.dtensor_handlers()
-    for name in (*DRAWING, *SKIPPING, *WRITING):
+    for name in (*DRAWING, *SKIPPING, *WRITING, "any"):
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
             handlers.setdefault(getattr(packet, overload), _handle)
@@ -67,11 +69,16 @@ def _handle(operator: Any, args: Any, kwargs: Any) -> Any:
         return _as_torch(operator, args, kwargs)
     name = private.schema_of(operator).name.removeprefix("aten::")
     caller = _caller()
+    if name == "any":
+        found = _as_torch(operator, args, kwargs)
+        return found.full_tensor() if caller is not None and caller.f_code.co_name == REJECTING else found
     if caller is not None:
         _refuse_lost(caller.f_code.co_name, x)
         if name == "fill_" and caller.f_code.co_name == PADDING:
             _fill_row(caller.f_locals["self"], args[1])
             return x
+    if name.endswith("_"):
+        _refuse_copy(name, x)
     off = private.local_of(x).device.type != "cpu" or x.device_mesh.get_coordinate() is None
     if name in WRITING or off or any(each.is_partial() for each in x.placements):
         return _as_torch(operator, args, kwargs)
@@ -83,6 +90,23 @@ def _handle(operator: Any, args: Any, kwargs: Any) -> Any:
             "leaky_relu or call it on plain tensors"
         )
     return _whole(operator, args, kwargs)
+
+
+def _refuse_copy(name: str, x: DTensor) -> None:
+    """
+    Raises:
+        NotImplementedError: the operator would write to a copy that torch has made of a part of a sharded tensor.
+    """
+    base = x._base
+    if isinstance(base, DTensor) and _storage(x) != _storage(base):
+        raise NotImplementedError(
+            f"{name} on a part of a sharded tensor of {list(base.shape)} would write to a copy, which is lost: call it "
+            "on the whole tensor, or before fully_shard or parallelize_module"
+        )
+
+
+def _storage(x: Any) -> int:
+    return private.identity(private.local_of(x).untyped_storage())
 
 
 def _fill_row(embedding: Any, value: float) -> None:
@@ -177,8 +201,7 @@ def _refuse_lost(name: str, x: DTensor) -> None:
 
 
 def _same(x: DTensor, weight: Any) -> bool:
-    storages = [private.identity(private.local_of(each).untyped_storage()) for each in (x, weight)]
-    return x.shape == weight.shape and storages[0] == storages[1]
+    return x.shape == weight.shape and _storage(x) == _storage(weight)
 
 
 def _caller() -> FrameType | None:

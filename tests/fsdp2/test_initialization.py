@@ -175,11 +175,30 @@ def orthogonal_matrices_are_those_of_one_process() -> None:
     torch.testing.assert_close(whole(x), start)
 
 
+@check(ranks=(2, 4), low=(-1.0, 1.0))
+def ranks_draw_again_as_often_as_one_process(low: float) -> None:
+    """Until no element of any rank is out of bounds: the numbers that follow are the same on all ranks."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(nn.Linear(4, 4), mesh, ColwiseParallel())
+    for seed in range(12):
+        expected, x = torch.empty(6, 4), distribute_tensor(torch.empty(6, 4), mesh, [Shard(0)])
+        states = []
+        for each in (expected, x):
+            torch.manual_seed(seed)
+            nn.init.trunc_normal_(each, a=low, b=2.0)
+            states.append(torch.get_rng_state())
+        assert torch.equal(whole(x), expected)
+        assert torch.equal(*states)
+
+
 REFUSED = {
     "dirac_": (lambda x: nn.init.dirac_(x), (6, 4, 3)),
     "sparse_": (lambda x: nn.init.sparse_(x, 0.5), (6, 4)),
     "orthogonal_": (lambda x: nn.init.orthogonal_(x), (4, 6)),
     "rrelu": (lambda x: F.rrelu(x, training=True), (6, 4)),
+    "zero_ on a part": (lambda x: x.data[1].zero_(), (6, 4)),
+    "normal_ on a part": (lambda x: nn.init.normal_(x[:3]), (6, 4)),
+    "uniform_ on a part": (lambda x: [nn.init.xavier_uniform_(each) for each in x.chunk(3)], (6, 4)),
 }
 
 
@@ -190,6 +209,20 @@ def what_would_be_wrong_is_refused_by_name(name: str) -> None:
     parallelize_module(nn.Linear(2, 2), mesh, ColwiseParallel())
     with pytest.raises(NotImplementedError, match=name):
         draw(distribute_tensor(torch.ones(shape), mesh, [Shard(0)]))
+
+
+@check()
+def parts_that_are_no_copies_are_written() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    parallelize_module(nn.Linear(2, 2), mesh, ColwiseParallel())
+    start = torch.ones(6, 4)
+    x = distribute_tensor(start.clone(), mesh, [Shard(0)])
+    for each in (start, x):
+        each[:, 1].zero_()
+        each.t()[2].fill_(3)
+        torch.manual_seed(7)
+        each.view(-1).normal_()
+    assert torch.equal(whole(x), start)
 
 
 @check()
