@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
+from torch.optim import Adafactor, Optimizer
 
 from minifsdp import private
 from minifsdp.checkpoint.names import Names, StateDict, paths
@@ -20,9 +21,10 @@ from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.torch_api.state.optim_names import find_units
 from minifsdp.fsdp.torch_api.state.optim_schema import UnitNames
 from minifsdp.fsdp.torch_api.wrapped import Wrapped
-from minifsdp.optim_state import has_elements
+from minifsdp.optim_state import ONE_PER_PARAMETER, check_shape, has_elements
 from minifsdp.private import ShardedTensor
 from minifsdp.sharded_values import shard_value, whole_of
+from minifsdp.zero.partition import ShardedOptimizer
 
 
 class Parts:
@@ -107,6 +109,23 @@ class Parts:
         if name in self.fused:
             whole = _reshaped(whole, self.plain_shape(name), p.shape)
         return cut(p, whole) if isinstance(p, DTensor) and whole.shape == p.shape else whole
+
+    def check_shapes(self, optim: Optimizer, states: StateDict) -> None:
+        """Check states, by name, for one of torch's optimizers; others may keep values of any shape.
+
+        States in FSDP units are checked when they are scattered.
+
+        Raises:
+            ValueError: a state has another shape than its parameter, in torch's words.
+        """
+        kind = type(optim.inner if isinstance(optim, ShardedOptimizer) else optim)
+        if not kind.__module__.startswith("torch.optim.") or kind is Adafactor:
+            return
+        for name in (name for name in states if name in self.tensors):
+            for key, value in states[name].items():
+                is_per_element = isinstance(value, Tensor) and key not in ONE_PER_PARAMETER
+                if is_per_element and value.shape != self.tensors[name].shape:
+                    check_shape(value, self.plain_shape(name), f"{key} of {name}")
 
     def state_part(self, name: str, state: StateDict) -> StateDict:
         """This rank's part of an optimizer's state of a parameter, from whole or sharded values."""

@@ -175,6 +175,7 @@ def set_optimizer_state_dict(
     Raises:
         RuntimeError: there is nothing to load; ranks that share the model have been given different states; or, if
             `strict`, a trained parameter has no state where others have. All ranks of the model raise the same.
+        ValueError: a state for one of torch's optimizers has another shape than its parameter. All ranks raise it.
     """
     options, optimizers = checked(model, options), as_tuple(optimizers)
     names = Names(model)
@@ -204,6 +205,8 @@ def set_optimizer_state_dict(
     with same_errors(groups):
         warn_of_no_state(state, optimizers)
         of_each = {optim: names.of_optimizer(optim, state, options.strict) for optim in names.in_order(optimizers)}
+        for optim, part in of_each.items():
+            parts.check_shapes(optim, {names.outside(name): state for name, state in part["state"].items()})
     with same_errors(groups):
         for optim, part in of_each.items():
             mine = {name: parts.state_part(names.outside(name), part["state"][name]) for name in sorted(part["state"])}

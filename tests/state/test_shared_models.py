@@ -437,6 +437,25 @@ class RowMeans(torch.optim.Optimizer):
             p.data -= self.param_groups[0]["lr"] * p.grad / (state["mean"] + 1).sqrt()
 
 
+@check(make=SHARED | LATER, form=FORMS[1:])
+def a_state_of_another_shape_than_its_parameter_is_refused(make: Callable[[int], nn.Module], form: str) -> None:
+    """On all ranks, before anything is loaded."""
+    model, optimizer = trained(make)
+    before = whole(model, optimizer)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=form == "from rank 0")
+    for name, wrong in product(("first.weight", "norm.bias", "p"), (torch.ones(3), torch.ones(2, 7, 5), torch.ones(1))):
+        states = before[1]["state"]
+        given = before[1] | {"state": states | {name: states[name] | {"exp_avg_sq": wrong}}}
+        if form == "from rank 0" and dist.get_rank():
+            given = {}
+        with pytest.raises(
+            ValueError, match=f"not have same shape as its parameter: .*: exp_avg_sq of {name}$"
+        ) as raised:
+            ours.set_optimizer_state_dict(model, optimizer, given, options=options)
+        same_on_all_ranks(str(raised.value))
+    assert_same(whole(model, optimizer), before)
+
+
 @check()
 def a_state_with_a_value_per_row_is_loaded() -> None:
     def steps(count: int, model: Any, optimizer: Any) -> Any:
