@@ -271,6 +271,16 @@ def memory_of_a_later_to_empty_is_seen_too() -> None:
     model(X)
 
 
+@check(original=(False, True))
+def to_empty_of_a_wrapped_module_is_seen(original: bool) -> None:
+    model: Any = Fsdp(same(), use_orig_params=original).to_empty(device="cpu")
+    assert sorted(named(model)) == sorted(["a.weight", "a.bias", "ones", *ROT])
+    load(model, same())
+    by_data(model.module.rot, Rotary())
+    model.module.ones.fill_(1)
+    computes_as(model, same())
+
+
 @check()
 def what_is_cast_in_between_is_still_unwritten() -> None:
     for dtype in (torch.bfloat16, torch.float64, torch.float16):

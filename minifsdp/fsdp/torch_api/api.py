@@ -59,6 +59,7 @@ from minifsdp.fsdp.torch_api.wrapped import Wrapped
 from minifsdp.fsdp.unit import Unit
 from minifsdp.kinds import check_dtypes, check_flags, check_kind
 from minifsdp.uncompiled import stay_out_of_graphs
+from minifsdp.unwritten import marking
 
 MakeSchedule = Callable[[Sequence[Unit]], SyncSchedule]
 
@@ -304,6 +305,11 @@ class FullyShardedDataParallel(Wrapped):
             yield (name if name.endswith(FLAT_PARAM) else clean_name(name)), p
 
     # Looking through to the wrapped module
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """`to`, `to_empty` and the like change shards; memory without values is marked."""
+        with marking():
+            return super()._apply(fn, recurse)
 
     def __getattr__(self, name: str) -> Any:
         try:
