@@ -306,10 +306,10 @@ class FullyShardedDataParallel(Wrapped):
 
     # Looking through to the wrapped module
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """`to`, `to_empty` and the like change shards; memory without values is marked."""
         with marking():
-            return super()._apply(fn, recurse)
+            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:
         try:
