@@ -29,10 +29,13 @@ def store_of(group: Group, prefix: str) -> Any:
 
 
 def has_store(group: Group) -> bool:
-    """True if ranks share a store that can be waited on; of torch's backend "fake", the other ranks do not exist."""
+    """True if ranks share a store that can be waited on.
+
+    The other ranks of torch's backend "fake" do not exist, nor do those of a group that torch does not know.
+    """
     try:
         return bool(base_store_of(group).clone()) and str(dist.get_backend(group)) != "fake"
-    except RuntimeError:
+    except (KeyError, RuntimeError):
         return False
 
 
