@@ -30,6 +30,8 @@ from minifsdp.process_groups import global_ranks, mesh_group
 
 TOLERANCE = 0.05
 """Of a gradient's norm: above what kernels that add in any order leave, below the difference of two heads."""
+NOISE = 1e-6
+"""Of the largest gradient's norm: what a gradient that is zero on paper has in floating point."""
 _LISTED = 3
 
 _models: WeakKeyDictionary[nn.Module, tuple[int, Group]] = WeakKeyDictionary()
@@ -80,7 +82,7 @@ def check_replicas(optimizer: Optimizer) -> None:
         of_ranks = comm.gather_objects(dict(_prints(params, named, ranks)), group)
         if not any(each.gradient for prints in of_ranks for each in prints.values()):
             return
-        _report(of_ranks)
+        report(of_ranks)
     _compared.add(optimizer)
 
 
@@ -123,19 +125,27 @@ def _three(t: Tensor) -> tuple[float, ...]:
     return tuple(torch.stack([flat.norm(), flat.sum(), flat[: len(flat) // 2].sum()]).tolist())
 
 
-def _differ(ours: tuple[float, ...], theirs: tuple[float, ...]) -> bool:
+def _differ(ours: tuple[float, ...], theirs: tuple[float, ...], noise: float) -> bool:
     scale = max(ours[0], theirs[0])
-    return math.isfinite(scale) and any(abs(a - b) > TOLERANCE * scale for a, b in zip(ours, theirs, strict=True))
+    return noise < scale < math.inf and any(abs(a - b) > TOLERANCE * scale for a, b in zip(ours, theirs, strict=True))
 
 
-def _report(of_ranks: list[dict[tuple[int, str], Print]]) -> None:
-    """Compare with the first of the ranks."""
+def report(of_ranks: list[dict[tuple[int, str], Print]]) -> None:
+    """Compare with the first of the ranks.
+
+    Args:
+        of_ranks: in rank order, what each has by a parameter's number of model and name.
+
+    Raises:
+        ValueError: gradients of replicated DTensors differ; those of plain parameters draw a warning.
+    """
     none = (0.0, 0.0, 0.0)
+    noise = NOISE * max(each.gradient[0] for prints in of_ranks for each in prints.values() if each.gradient)
     found: dict[bool, list[str]] = {True: [], False: []}
     for key, first in of_ranks[0].items():
         each = [prints[key] for prints in of_ranks if key in prints]
         is_copied = len(each) == len(of_ranks) and (first.is_shared or len({other.values for other in each}) == 1)
-        if is_copied and any(_differ(first.gradient or none, other.gradient or none) for other in each):
+        if is_copied and any(_differ(first.gradient or none, other.gradient or none, noise) for other in each):
             found[first.is_shared].append(key[1])
     for is_shared, names in found.items():
         if not names:

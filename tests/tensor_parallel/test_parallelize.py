@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from minifsdp.tensor_parallel import (
     parallelize_gpt,
     parallelize_module,
 )
+from minifsdp.tensor_parallel.replicas import Print, report
 
 check = Checks(__name__)
 
@@ -438,6 +440,15 @@ def copies_do_not_part_in_silence(case: tuple[dict[str, Any], str, bool, str]) -
         reference.zero_grad()
     for (name, p), q in zip(named, alone.parameters(), strict=True):
         torch.testing.assert_close(p.full_tensor() if isinstance(p, DTensor) else p.data, q.data, msg=name)
+
+
+@pytest.mark.parametrize(("size", "is_refused"), [(1e-8, False), (1e-3, True)])
+def test_a_gradient_that_is_zero_on_paper_is_not_compared(size: float, is_refused: bool) -> None:
+    """A bias before a norm has noise for a gradient, and each rank may have its own."""
+    same, own = (1.0, 1.0, 0.5), [(size, sign * size, 0.0) for sign in (1, -1)]
+    of_ranks = [{(0, "weight"): Print(True, same, same), (0, "bias"): Print(True, same, each)} for each in own]
+    with pytest.raises(ValueError, match=r"^bias: 2 tensor-parallel ranks") if is_refused else nullcontext():
+        report(of_ranks)
 
 
 def refused_plan() -> Any:
