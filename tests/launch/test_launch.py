@@ -130,6 +130,25 @@ def test_preloading_does_not_touch_cuda() -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
 
 
+def test_ranks_have_the_debug_level_of_the_moment() -> None:
+    """Whatever it was when the server started: torch reads it when it is imported."""
+    script = """
+        import os
+        import torch.distributed as dist
+        from minifsdp.course.launch import launch
+
+        def level():
+            return dist.get_debug_level().name
+
+        found = []
+        for said in ("DETAIL", "OFF", "INFO"):
+            os.environ["TORCH_DISTRIBUTED_DEBUG"] = said
+            found += launch(level, 1)
+        assert found == ["DETAIL", "OFF", "INFO"], found
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_the_server_that_ranks_are_forked_from_asks_nvml_for_gpus_and_the_ranks_need_not() -> None:
     """Triton and torch look for a GPU by the driver's own cuInit otherwise."""

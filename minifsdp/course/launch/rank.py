@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from types import FunctionType
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from minifsdp.course.launch.errors import Failure
@@ -127,6 +128,7 @@ def _adopt_surroundings(task: Task) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.environ.clear()
     os.environ.update(task.environ)
+    dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # the server was started with another environment
     rank, size = str(task.rank), str(task.world.ranks)
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     for name, lines in task.sources.items():

@@ -21,6 +21,7 @@ PRELOAD = (
     "torch.distributed.fsdp",
     "cloudpickle",
 )  # a first optimizer or Ledger needs _dynamo
+_PER_RANK = "TORCH_DISTRIBUTED_DEBUG"  # torch reads it when it is imported; each rank sets the level of its caller
 _BY_NVML = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TRITON_NVML_BASED_CUDA_CHECK")  # or torch and Triton call cuInit
 _starting = threading.Lock()
 
@@ -42,20 +43,22 @@ def start_method() -> str:
 @contextlib.contextmanager
 def undisturbed(what: str) -> Iterator[None]:
     """Start one process at a time, labelled `what`, without the caller's main script and without Ctrl-C."""
-    with _starting, _without_main(), _without_interrupt(), labelled(what), _asking_nvml():
+    with _starting, _without_main(), _without_interrupt(), labelled(what), _neutral():
         yield
 
 
 @contextlib.contextmanager
-def _asking_nvml() -> Iterator[None]:
-    """Let the server find GPUs without initializing the driver; ranks have the caller's own environment."""
-    missing = [name for name in _BY_NVML if name not in os.environ]
+def _neutral() -> Iterator[None]:
+    """Let the server find GPUs without initializing the driver, and know no debug level; ranks have the caller's."""
+    missing, level = [name for name in _BY_NVML if name not in os.environ], os.environ.pop(_PER_RANK, None)
     os.environ.update(dict.fromkeys(missing, "1"))
     try:
         yield
     finally:
         for name in missing:
             del os.environ[name]
+        if level is not None:
+            os.environ[_PER_RANK] = level
 
 
 @contextlib.contextmanager
