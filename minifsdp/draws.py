@@ -97,7 +97,7 @@ def _refuse_copy(name: str, x: DTensor) -> None:
     Raises:
         NotImplementedError: the operator would write to a copy that torch has made of a part of a sharded tensor.
     """
-    base = x._base
+    base = private.base_of(x)
     if isinstance(base, DTensor) and _storage(x) != _storage(base):
         raise NotImplementedError(
             f"{name} on a part of a sharded tensor of {list(base.shape)} would write to a copy, which is lost: call it "

@@ -35,9 +35,13 @@ def refuse_replaced(p: Tensor) -> None:
 
 
 def has_hooks(p: Tensor) -> bool:
-    """True if hooks would be lost with a parameter, other than those of measurements (`only_measures`)."""
-    posts = private.post_hooks_of(p).values()
-    return bool(private.hooks_of(p)) or not all(getattr(hook, "only_measures", False) for hook in posts)
+    """True if hooks would be lost with a parameter, other than those of measurements."""
+    return bool(private.hooks_of(p)) or has_post_hooks(p)
+
+
+def has_post_hooks(p: Tensor) -> bool:
+    """True if a user has hooks that follow the accumulation of its gradient; measurements have `only_measures`."""
+    return not all(getattr(hook, "only_measures", False) for hook in private.post_hooks_of(p).values())
 
 
 def local_of(t: Tensor) -> Tensor:

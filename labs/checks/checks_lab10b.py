@@ -1257,12 +1257,12 @@ def check_units_for(answer, variant):
         ),
         "the head is trained, the body is frozen": (("head",), [*inside, "head"]),
     }
-    own = "all but the parameter that the model holds directly is trained"
-    check_units(answer, own, Body(width, layers), every, ("embed", "tail", "layers"), [*every, "embed", "tail"])
     for what, case in cases.items():
         check_units(answer, what, Toy(width, layers), every, *case)
     for what, case in headed.items():
         check_units(answer, what, Headed(width, layers), inside, *case)
+    own = "all but the parameter that the model holds directly is trained"
+    check_units(answer, own, Body(width, layers), every, ("embed", "tail", "layers"), [*every, "embed", "tail"])
 
 
 def check_units(answer, what, model, every, trained, wanted):

@@ -21,6 +21,7 @@ from minifsdp import device
 from minifsdp.flat_param import FlatParameter, Place
 from minifsdp.fsdp.absent import Absent, Owner
 from minifsdp.fsdp.gradient import Gradient
+from minifsdp.local_parts import has_post_hooks
 from minifsdp.private import hooks_of, post_hooks_of, version_of
 from minifsdp.whole_tensors import note_flat
 
@@ -154,7 +155,9 @@ class FlatView(View):
         for index, (p, part) in enumerate(zip(self.shards, self.slices(mean), strict=True)):
             if p.requires_grad and hooks_of(p):
                 self._call_hooks(index, part)
-            if not p.requires_grad or not (p.numel() or post_hooks_of(p) or not self.flat.layout.shapes[index].numel()):
+            if not p.requires_grad or not (
+                p.numel() or has_post_hooks(p) or not self.flat.layout.shapes[index].numel()
+            ):
                 continue
             if p.grad is not None:
                 p.grad.add_(part)
