@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from minifsdp.unwritten import check_written, mark_unwritten
+from minifsdp.unwritten import check_written, mark_unwritten, marking
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -54,7 +54,8 @@ def materialize(module: M, where: torch.device | str, values: Mapping[str, Tenso
                     table[name] = moved[t]
     if callable(values):
         for each in todo:
-            values(each)
+            with marking():
+                values(each)
     else:
         left = [name for name in module.state_dict() if name not in values]
         if left:

@@ -355,3 +355,11 @@ def test_a_stage_of_a_pipeline_has_all_its_values() -> None:
 
     with pytest.raises(RuntimeError, match=r"nothing has initialized ones: "):
         materialize(on_meta(), "cpu", init)
+
+    def allocate(module: nn.Module) -> None:
+        module.to_empty(device="cpu", recurse=False)
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+
+    with pytest.raises(RuntimeError, match=r"initialized ones, rot\.inv, rot\.mask, rot\.count, rot\.code: "):
+        materialize(on_meta(), "cpu", allocate)
