@@ -1,7 +1,7 @@
 """Memory that has not been initialized: its old content could pass for values without any error.
 
-Memory that `marking` sees allocated is filled with bits that no initialization writes, of which a single element shows
-that it is still unwritten:
+`marking` fills newly allocated memory with bits that no initialization writes. A single element with these bits shows
+that the tensor is still unwritten:
 
     floating point    a NaN with all bits set; torch's own NaN has others
     integers          0xA5 in every byte

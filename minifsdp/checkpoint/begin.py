@@ -56,6 +56,6 @@ def as_before(setting: Any, value: float) -> Any:
 
 
 def step_without_hooks(optim: Optimizer) -> None:
-    """A step that nobody hears of: not the user's hooks of steps, not checks before each, not a scheduler."""
+    """Take a step without calling the optimizer's hooks, the checks before every step, or a scheduler."""
     step: Any = type(optim).step
     (step.__wrapped__ if getattr(step, "hooked", False) else step)(optim)  # `hooked`: torch's Optimizer has wrapped it

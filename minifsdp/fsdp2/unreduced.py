@@ -1,4 +1,4 @@
-"""What parameters show between a backward without gradient sync and the reduction that follows it.
+"""The `.grad` of parameters between a backward pass without gradient sync and the next reduction.
 
 The gradients are unsharded in their units then, and `.grad` contains only what was reduced before. An optimizer would
 step without them, and `zero_grad` would leave them to be added to the next ones. So where `.grad` would be None, it is

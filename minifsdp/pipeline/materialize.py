@@ -53,8 +53,8 @@ def materialize(module: M, where: torch.device | str, values: Mapping[str, Tenso
                 if t is not None:
                     table[name] = moved[t]
     if callable(values):
-        for each in todo:
-            with marking():
+        with marking():
+            for each in todo:
                 values(each)
     else:
         left = [name for name in module.state_dict() if name not in values]

@@ -43,7 +43,7 @@ _compared: WeakSet[Optimizer] = WeakSet()
 
 
 class Print(NamedTuple):
-    """What a rank has of a parameter: its norm, its sum and the sum of its first half, and those of its gradient.
+    """A rank's copy of a parameter in three numbers (norm, sum, sum of the first half), and three of its gradient.
 
     Attributes:
         is_shared: it is a DTensor, which says that all ranks have the same; a plain one may be the rank's own.
