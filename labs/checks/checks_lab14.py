@@ -835,7 +835,10 @@ def ended(answer, plan, seconds, where):
 def stopped(error, plan):
     """Why an answer has taken a plan for a deadlock."""
     if any(isinstance(each, RecursionError) for each in (error, error.__cause__, error.__context__)):
-        return "Python's limit ended the recursion: lists may be long, and each action waits for the one before it"
+        return (
+            f"Python's limit ended the recursion: a list may have thousands of actions, here {max(map(len, plan)):,}, "
+            "and each waits for the one before it; keep a position for each rank and loop"
+        )
     if max(map(len, plan)) > 100:
         return "a long list needs many rounds over the ranks: it is a deadlock only if a full round makes no progress"
     return "one waiting rank is not yet a deadlock, and stage 0's F and the last stage's B wait for no other stage"

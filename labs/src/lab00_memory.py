@@ -671,7 +671,7 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
     usual, and once the result is deleted, everything that was saved must be freed too.
 
     Args:
-        forward: runs the model and returns its loss; call it once.
+        forward: runs the model and returns its loss, whose graph holds all that was saved; call it once.
         model: the model; its parameters do not count.
 
     Returns:

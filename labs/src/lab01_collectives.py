@@ -211,8 +211,8 @@ def exchange(outgoing: Tensor, incoming: Tensor, group: Group) -> None:
     """Send `outgoing` to the right neighbour, r + 1, and receive `incoming` from the left one, r - 1, modulo N.
 
     Both tensors are [numel], contiguous and of the same dtype; `outgoing` is only read. Post both
-    messages before you wait for either: even ranks post the send first, odd ranks the receive.
-    Return when both messages have completed.
+    messages before you wait for either: ranks with an even number in `group` post the send first,
+    the others the receive. Return when both messages have completed.
     """
     ...
 

@@ -320,8 +320,9 @@ def reduce_bucket(params: list[nn.Parameter], shard: nn.Parameter, group: comm.G
     Returns:
         A function without arguments, to be called once. It waits for the reduction, frees the
         bucket with `device.free`, and sets `shard.grad` to the mean over the ranks [padded / N].
-        If `shard.grad` already exists, from an earlier micro-batch, the function adds the mean to
-        it and then frees the mean.
+        If `shard.grad` exists by then, from an earlier reduction, the function adds the mean to it
+        in place and then frees the mean. (A second reduction may start before the first one has
+        been finished.)
     """
     ...
 

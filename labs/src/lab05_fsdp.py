@@ -541,8 +541,8 @@ def attach(module: nn.Module, unit: LabUnit) -> None:
     Gather a unit before its forward, unless it is unsharded already. Free it afterwards, unless it is the root and a
     backward follows (in this case the output requires a gradient). Gather it before its backward, unless it is
     unsharded already. After the last gradient of its leaves, free it and then reduce its gradient, exactly once in
-    every step: reset the count of leaves when the last gradient has arrived, so that the next backward counts all of
-    them again.
+    every backward: reset the count of leaves when the last gradient has arrived, so that the next backward counts all
+    of them again, even if two forwards come before their two backwards.
     """
     ...
 

@@ -529,8 +529,8 @@ def post_backward(schedule: LabSchedule, unit: Unit) -> None:
             `ahead`: the units whose backward is still to come, the next one last.
         unit: the unit whose backward has just ended.
 
-    Choose the order of the three so that this function never makes two units unsharded at once, and so that no gather
-    is queued behind this reduction.
+    Choose the order of the three so that nothing is gathered while `unit` is still unsharded, and so that no gather is
+    queued behind this reduction.
     """
     ...
 

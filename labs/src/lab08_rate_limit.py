@@ -297,7 +297,8 @@ def put_back(memory: Memory, block: Block) -> None:
     """Put a block on `memory.free`, merged with the free neighbours before and after it.
 
     Neighbours are blocks on `memory.free`; blocks on `memory.waiting` are not free. The merged block begins where the
-    first of the merged blocks began, and its size is the sum of their sizes. Remove these blocks from the list.
+    first of the merged blocks began, and its size is the sum of their sizes. Remove these blocks from the list. You may
+    change `block` itself or put a new `Block` on the list.
     """
     ...
 
@@ -817,7 +818,8 @@ def prefetch_within(limit: int, whole: list[Unit], units: Sequence[Unit], gather
         limit: at least 1.
         whole: the units that are gathered and not yet freed, excluding units that stay unsharded, such as the root.
             There can be more than `limit` of them if units are nested.
-        units: the units to gather, in order of use; a unit whose `state` is not SHARDED has already been gathered.
+        units: the units to gather, in order of use; a unit whose `state` is not SHARDED has already been gathered. This
+            includes every unit that stays unsharded.
         gather: gathers a unit, and puts it on `whole`.
 
     Returns:

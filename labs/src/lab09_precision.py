@@ -184,10 +184,10 @@ def gather_low(full: Tensor, shard: Tensor, group: Group) -> Handle:
 # %% tags=["exercise-9.2"]
 @exercise("9.2")
 def deliver(shard: nn.Parameter, mean: Tensor) -> None:
-    """Add `mean` [P / N], of any floating-point dtype, to `shard.grad` in the shard's dtype (fp32), and free `mean`.
+    """Add `mean` [P / N] to `shard.grad` in the shard's dtype, and free `mean`.
 
-    `shard.grad` is None at first. Once created, it stays the same tensor, and later means are added in place. Use no
-    other memory; only `shard.grad` remains afterwards.
+    Either may be of any floating-point dtype. `shard.grad` is None at first. Once created, it stays the same tensor,
+    and later means are added in place. Use no other memory; only `shard.grad` remains afterwards.
 
     Use `device.empty(numel, dtype, "gradients", device)` to allocate `shard.grad`, so that it is accounted for
     (its initial contents are arbitrary), and `device.free(buffer)`.

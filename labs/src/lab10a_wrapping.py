@@ -280,8 +280,8 @@ def wrap_where(module: nn.Module, policy: Callable[..., bool], wrap: Callable[[n
             module may be shards from then on, so count them before the call.
 
     A module that the tree holds under several names, in one parent or in several, is passed to the policy and to `wrap`
-    once, and its replacement then appears under each name. Children are in `parent._modules`, by name; a child may be
-    None.
+    once, and its replacement then appears under each name. No parameter is tied between two units. Children are in
+    `parent._modules`, by name; a child may be None.
 
     Returns:
         The number of parameter elements that the units below `module` hold. A unit under two names
@@ -636,7 +636,8 @@ def fill_from_meta(views: list[Tensor], params: ParamPlaces) -> None:
     Call `reset_parameters()` once on every module that holds one of the parameters (all these modules have the method),
     in the order of `params`. During the call, each of the module's places holds a Parameter in the view's memory. Call
     it on no other module: a child may belong to a different unit. Afterwards, unless an error is raised, the modules
-    hold the same meta parameter objects again. Use no memory other than the views.
+    hold the same meta parameter objects again. Use no memory other than the views, except that the search for NaN may
+    take as much as one parameter at a time.
 
     Raises:
         RuntimeError: if an element is unwritten; the message lists every such parameter by the name of its first place.
@@ -815,10 +816,11 @@ def initializer(
     Returns:
         A function that takes a module of `model`. It handles the module's own parameters and buffers
         (`module._parameters`, `module._buffers`; an entry may be None) and touches no child. If there are none, it does
-        nothing. If any is on meta, it gives them memory on `where`, filled with NaN. Then it sets torch's seed to `seed
-        + crc32(name.encode())` and calls `reset(module)` without recording gradients; it does both even for a module
-        that is not on meta. All of the model's parameters and buffers are floating point. If any of the module's own
-        still contains a NaN, it raises a RuntimeError that names every such tensor, as in "blocks.0.block0.qkv.weight".
+        nothing. If any is on meta, it gives memory on `where`, filled with NaN, to these or, as `to_empty` does, to all
+        of the module's own. Then it sets torch's seed to `seed + crc32(name.encode())` and calls `reset(module)`
+        without recording gradients; it does both even for a module that is not on meta, whose memory it keeps. All of
+        the model's parameters and buffers are floating point. If any of the module's own still contains a NaN, it
+        raises a RuntimeError that names every such tensor, as in "blocks.0.block0.qkv.weight".
     """
     ...
 

@@ -808,9 +808,9 @@ def choose(
 
     Returns:
         The fastest of the factors that fit; among equally fast factors, the smallest, because it sends the fewest
-        messages. The name is "data parallelism" for factor 1, "full sharding" for the largest of all `factors`, and
-        "hybrid sharding" for any other. If none fits, return ("more ranks", None) if `rest` is less than `capacity`,
-        and ("split layers", None) otherwise.
+        messages. The name is "data parallelism" for factor 1 (even if it is the only one), "full sharding" for the
+        largest of all `factors`, and "hybrid sharding" for any other. If none fits, return ("more ranks", None) if
+        `rest` is less than `capacity`, and ("split layers", None) otherwise.
     """
     ...
 

@@ -200,7 +200,7 @@ def copy_in(gathered: Tensor, pieces: Sequence[Tensor], sizes: Sequence[int], ra
     Args:
         gathered: the buffer [N * S], uninitialized, in the dtype of the computation.
         pieces: this rank's shard of each parameter, contiguous and without padding. A shard may be empty, or have a
-            different dtype.
+            different dtype. The shards belong to the optimizer and must not change.
         sizes: the widths of the columns, in elements: one for each parameter, then that of the gap. Their sum is S.
         ranks, rank: N, and this rank.
 
@@ -243,7 +243,7 @@ def copy_out(gathered: Tensor, params: Sequence[Tensor], dims: Sequence[int], si
     """Fill the unsharded parameters, in place, from a buffer in rank order. Autograd is off.
 
     Args:
-        gathered: the buffer [N * S] after the all-gather, as `copy_in` has packed it on each rank.
+        gathered: the buffer [N * S] after the all-gather, as `copy_in` has packed it on each rank. It must not change.
         params: the unsharded parameters, contiguous, of the buffer's dtype, uninitialized. Modules hold these very
             tensors, so write into them.
         dims: the dimension along which each parameter was split.
@@ -762,7 +762,8 @@ def hold() -> tuple[Callable[[Tensor], None], Callable[[torch.device], None]]:
 
     `give_back(on)`: the current stream of device `on` owns the kept buffers, and is about to allocate. Make this stream
     wait until each buffer kept so far has been read, and free the buffer's memory with
-    `buffer.untyped_storage().resize_(0)`, because views keep the storage. Then forget the buffers.
+    `buffer.untyped_storage().resize_(0)`, because views keep the storage. Then forget the buffers. Different streams
+    may have read them, or the same one; of each stream, waiting for its latest event is enough.
 
     Use `device.current_stream(where)`, and a stream's `record_event()` and `wait_event(event)`. The host must not wait.
     `device.free` calls `record_stream`, so it is of no use here.

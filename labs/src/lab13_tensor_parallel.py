@@ -98,7 +98,7 @@ def multiply(x: Tensor, w: Tensor, by: Literal["columns", "rows"], group: Group)
         group: the t ranks, which may be only some of the ranks in the world.
 
     Returns:
-        [rows, out], the full result on every rank, after a single collective.
+        [rows, out], the full result on every rank, in any memory layout, after a single collective.
     """
     ...
 
@@ -891,7 +891,8 @@ def bytes_sent(tokens: int, width: int, parameters: int, ranks: int, itemsize: i
 
     Returns:
         First the bytes for tensor parallelism (with or without sequence parallelism), then the bytes
-        for FSDP, which reshards each unit after its forward pass. The sums of the norms' gradients do not count.
+        for FSDP, which reshards each unit after its forward pass. The sums of the norms' gradients do not count, and
+        neither does padding.
     """
     ...
 

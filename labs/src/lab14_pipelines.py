@@ -564,7 +564,8 @@ def ends(plan: Plan, seconds: Mapping[str, float]) -> dict[Action, float]:
 
     Args:
         plan: the list of each rank, with forward passes "F" and full backward passes "B". A rank may have several
-            stages, and the last stage may be on any rank. Stages count from 0. A list may have thousands of actions.
+            stages, and the last stage may be on any rank. Stages count from 0. The plan is complete: every stage has F
+            and B of the same micro-batches. A list may have thousands of actions, more than Python's recursion limit.
             Do not change the lists.
         seconds: the duration of "F" and of "B".
 
@@ -732,7 +733,7 @@ def linear_later(later: Later) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     `.grad` has its own memory. The functions in `later` are called after the backward pass, in any order. Each matmul
     is computed once.
 
-    x: [.., in], with at least two dimensions. weight: [out, in] and bias: [out] are parameters.
+    x: [.., in], with at least two dimensions. weight: [out, in] and bias: [out] are parameters that need gradients.
     """
     ...
 

@@ -666,7 +666,7 @@ Changes the durations.
 """)
 
 
-@wrong("14.5", "lists may be long")
+@wrong("14.5", "a list may have thousands of actions")
 def ends(plan, seconds):
     """Asks for what an action waits for, as deep as the list is long."""
     last = max(action.stage for actions in plan for action in actions)
