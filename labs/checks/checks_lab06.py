@@ -207,11 +207,11 @@ def kernel(name, stream, seconds):
     return Kernel(name, name, stream, (), (), 0.0, 0, 4, seconds)
 
 
-def handed_over(commands, giver, taker, busy):
-    """3 s on the giver, `busy` s on the taker, what was asked; then 5 s on the giver, 1 s on taker and compute."""
+def handed_over(commands, giver, taker, busy, elsewhere):
+    """3 s on the giver, other work elsewhere, what was asked; then 5 s on the giver, 1 s on taker and compute."""
     numbers = {id(giver): 1, id(taker): 2}
     events: dict[int, int] = {}
-    instructions: list[Any] = [kernel("before", 1, 3.0), kernel("busy", 2, busy)]
+    instructions: list[Any] = [kernel("before", 1, 3.0), kernel("busy", 2, busy), kernel("elsewhere", 0, elsewhere)]
     for verb, stream, subject in commands:
         event = events.setdefault(id(subject), len(events))
         on = numbers.get(id(stream), 0)
@@ -227,29 +227,45 @@ def handed_over(commands, giver, taker, busy):
     return Seen({span.name: span.start for span in kernels}, stood)
 
 
+def waits_of(commands):
+    """Of each wait: the stream that waits, and the one on which its event was recorded; None if none was by then."""
+    recorded, waits = {}, []
+    for verb, stream, subject in commands:
+        if verb == "record":
+            recorded[id(subject)] = stream
+        elif verb == "wait":
+            waits.append((stream, recorded.get(id(subject))))
+    return waits
+
+
 def slip_of(commands, giver, taker, again):
     """What is wrong with an order that does not come about, by what was asked for it."""
-    verbs = [command.verb for command in commands]
+    verbs, both = [command.verb for command in commands], (giver, taker)
     recorded = [command.stream for command in commands if command.verb == "record"]
-    waiting = [command.stream for command in commands if command.verb == "wait"]
+    waits = waits_of(commands)
+    waiting = [stream for stream, _ in waits]
     if not commands:
         return "nothing was asked of either stream: leave an event on `giver`, and let `taker` wait for it"
     if any(isinstance(command.subject, torch.device) for command in commands):
         return WHOLE
     if "synchronize" in verbs:
         return "`synchronize` stops the host: let the stream wait, and the host run on"
-    if recorded and not any(stream in (giver, taker) for stream in recorded):
+    if recorded and not any(stream in both for stream in recorded):
         return "the event was recorded on the current stream: `giver.record_event()` leaves it on the giver"
-    if waiting and taker not in waiting and giver not in waiting:
+    if waiting and not any(stream in both for stream in waiting):
         return "it is the current stream that waits: `taker.wait_event(event)`"
-    if waiting and recorded and waiting[0] is taker and recorded[0] is taker:
+    if any(stream not in both for stream in waiting):
+        return "the current stream waits as well: only `taker` has to, and the current stream has no part in it"
+    if any(stream not in both for stream in recorded):
+        return "work on the current stream is waited for as well: only the giver's counts"
+    if (taker, taker) in waits:
         return "the taker waits for its own event, which holds nothing back: the event belongs on the giver"
-    if verbs == ["wait", "record"]:
+    if any(event is None for _, event in waits) and again:
+        return "an old event: it tells nothing of what `giver` was given since, so each hand-over records anew"
+    if any(event is None for _, event in waits) and recorded:
         return "waited before the event was recorded: such a wait finds nothing to wait for, and returns"
     if verbs == ["record"]:
         return "an event alone holds nobody back: the taker has to wait for it"
-    if verbs == ["wait"] and again:
-        return "an old event: it tells nothing of what `giver` was given since, so each hand-over records anew"
     if {giver, taker} <= set(waiting):
         return "a barrier: `giver` waits for `taker` as well, and it should go on"
     if giver in waiting:
@@ -259,24 +275,34 @@ def slip_of(commands, giver, taker, again):
     return None
 
 
+POLLS = "the host asks until the event has happened, and stands still meanwhile: it has nothing to ask"
+
+
 @check("6.2")
 def check_order_streams(answer, variant):
     """The taker starts when the giver has done what was queued before; host, giver and compute run on."""
     giver, taker = GpuStream(), GpuStream()
-    for again in ("", ", the second time"):
-        with device.on_stream(GpuStream()), asked_meanwhile() as asked, current_stream_kept():
+    for again, current in {
+        "": GpuStream(),
+        ", the second time": GpuStream(),
+        ", if the giver is the current stream": giver,
+        ", if the taker is the current stream": taker,
+    }.items():
+        with device.on_stream(current), asked_meanwhile() as asked, current_stream_kept():
             answer(giver, taker)
         commands, slip = asked.commands, slip_of(asked.commands, giver, taker, again)
-        polls = "the host asks until the event has happened, and stands still meanwhile: it has nothing to ask"
-        expect(f"questions of the host to an event{again}", len(asked.queries), 0, slip=polls)
-        for busy in (0.0, 4.0):
-            got = handed_over(commands, giver, taker, busy)
+        if current in (giver, taker) and not commands:
+            slip = "either stream may be the current one, and needs the same event and wait then"
+        expect(f"questions of the host to an event{again}", len(asked.queries), 0, slip=POLLS)
+        for busy, elsewhere in ((0.0, 0.0), (4.0, 0.0), (0.0, 7.0)):
+            got = handed_over(commands, giver, taker, busy, elsewhere)
             when = f"{again}, the taker busy for {busy:.0f} s" if busy else again
+            when += f", a third stream busy for {elsewhere:.0f} s" if elsewhere else ""
             expect(f"seconds for which the host stands still{when}", got.host, 0.0, slip=slip)
             wanted = {
                 "taken": ("what is queued on the taker afterwards", max(busy, 3.0)),
                 "after": ("what is queued on the giver afterwards", 3.0),
-                "compute": ("what is queued on the compute stream, which has no part in it", 0.0),
+                "compute": ("what is queued on the compute stream, which has no part in it", elsewhere),
             }
             for name, (what, start) in wanted.items():
                 expect(f"{what} starts at, in seconds{when}", got.starts[name], start, slip=slip)
@@ -311,11 +337,25 @@ class LastMoment:
         self.fill, self.waited = fill, 0
 
     def submit(self, call, collective):
-        output, shard, *_ = collective.args
-        if output.untyped_storage().nbytes() < output.numel() * output.element_size():
+        if call.op != "all_gather":
             raise AnswerError(
-                "memory behind the all-gather's output: expected room for the unit, got none\n"
-                "likely slip: `flat.full` has no memory yet: `device.allocate` first"
+                f"the collective: expected all_gather, got {call.op}\n"
+                "likely slip: every rank's shard goes to all ranks as it is: that is an all-gather"
+            )
+        output, shard, *_ = collective.args
+        room, needed = output.untyped_storage().nbytes(), output.numel() * output.element_size()
+        if room < needed:
+            slip = "`flat.full` has no memory yet: `device.allocate` first"
+            if room:
+                slip = "an element need not have 4 bytes: `device.allocate` asks the buffer for its bytes"
+            raise AnswerError(
+                f"memory behind the all-gather's output: expected {needed} bytes for the unit, got {room or 'none'}\n"
+                f"likely slip: {slip}"
+            )
+        if shard.dtype != output.dtype:
+            raise AnswerError(
+                f"dtype of the all-gather's input: expected {output.dtype} like the output, got {shard.dtype}\n"
+                "likely slip: a collective does not cast, and shard and unit have one dtype: send `flat.shard.data`"
             )
         if shard.requires_grad:
             raise AnswerError(
@@ -331,12 +371,12 @@ class LastMoment:
         return SimpleNamespace(wait=wait)
 
 
-def flat_parameter(seed, size, rank, ranks, where=CPU):
+def flat_parameter(seed, size, rank, ranks, where=CPU, dtype=torch.float32):
     """Three parameters, 1 element more than a multiple of 12: padding on 2, 3 and 4 ranks. The same on every rank."""
     torch.manual_seed(seed)
     filler = -(3 * size + 5) % 12 + 1
     params = nn.ParameterList([torch.randn(3, size), torch.randn(5), torch.randn(filler)])
-    return FlatParameter(find_parameters(params.to(where)), rank, ranks)
+    return FlatParameter(find_parameters(params.to(where, dtype)), rank, ranks)
 
 
 def asked_since(recorder, start):
@@ -351,44 +391,76 @@ def number_of(recorder, stream):
 @check("6.3")
 def check_gather(answer, variant):
     """Allocated and issued on the given stream, nobody waits, and the handle brings every rank's shard."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        gathered_on_paper(answer, variant, dtype)
+    ranks = variant.ranks
+    full = torch.cat([flat_parameter(variant.seed, variant.size, r, ranks).shard.data + (r + 1) for r in range(ranks)])
+    for r, found in enumerate(on_ranks(ranks, gathered_for_real, answer, variant.seed, variant.size, timeout=8)):
+        expect("`flat.full` after `handle.wait()`, on real ranks", found, full, rank=r)
+
+
+def gathered_on_paper(answer, variant, dtype):
+    """A unit that is gathered, freed, and gathered again with other values on another stream."""
     ranks, rank = variant.ranks, variant.ranks - 1
-    shards = [flat_parameter(variant.seed, variant.size, r, ranks).shard.data + r + 1 for r in range(ranks)]
-    full = torch.cat(shards)
+    setting = variant.seed, variant.size, ranks
+    shards = [flat_parameter(*setting[:2], r, ranks, dtype=dtype).shard.data + (r + 1) for r in range(ranks)]
 
     def fill(call, output, shard):
         output.copy_(torch.cat([*shards[:rank], shard, *shards[rank + 1 :]]))
 
     link = LastMoment(fill)
     with link_of(link), Recorder() as recorder:
-        flat = flat_parameter(variant.seed, variant.size, rank, ranks)
+        flat = flat_parameter(*setting[:2], rank, ranks, dtype=dtype)
         flat.shard.data.add_(rank + 1)
-        buffer, stream, version = flat.full, device.new_stream(CPU), flat.full._version
-        (flat.shard.data * 1).sum()  # compute is busy: whoever waits for it is late
-        start = len(recorder.program().instructions)
-        with current_stream_kept():
-            handle = answer(flat, Paper(rank, ranks), stream)
-        asked = asked_since(recorder, start)
-        check_asked(asked, number_of(recorder, stream), full.numel() * 4)
-        expect("messages that somebody has waited for", link.waited, 0, slip="the caller waits, when it needs the data")
-        if not callable(getattr(handle, "wait", None)):
+        buffer = flat.full
+        for again in ("", ", in a second gather of the unit"):
+            link.waited, stream, version = 0, device.new_stream(CPU), buffer._version
+            gathered_once(answer, flat, Paper(rank, ranks), stream, recorder, link, again)
+            slip = "autograd takes a gather into `flat.full` for a change of what it has saved: gather into its `.data`"
+            expect(f"changes of `flat.full` that autograd has counted{again}", buffer._version - version, 0, slip=slip)
+            views = [None if view.untyped_storage().nbytes() == 0 else view.detach().clone() for view in flat.views]
+            if buffer is not flat.full or any(view is None for view in views):
+                raise AnswerError("memory behind `flat.views`: expected that of `flat.full`, got none")
+            full, got = torch.cat(shards), buffer.detach().clone()
+            slip = "it holds what was gathered before: each call issues a gather of its own" if again else None
+            if got.isnan().any():
+                slip = "what this rank sends is its shard; its part of `flat.full` holds nothing yet"
+            expect(f"`flat.full` after `handle.wait()`{again}", got, full, slip=slip)
+            slip = "gather reads the shard and leaves it alone"
+            expect("this rank's shard", flat.shard.detach(), shards[rank], slip=slip)
+            device.free(buffer)
+            flat.shard.data.mul_(2)
+            shards = [2 * shard for shard in shards]
+
+
+def gathered_once(answer, flat, group, stream, recorder, link, again):
+    """One call, looked at, and its wait."""
+    (flat.shard.data * 1).sum()  # compute is busy: a gather that waits for it is late
+    start = len(recorder.program().instructions)
+    with current_stream_kept():
+        try:
+            handle = answer(flat, group, stream)
+        except RuntimeError as error:
+            if "no process group" not in str(error):
+                raise
+            slip = "a unit's group need not be all ranks there are: gather over `group`"
             raise AnswerError(
-                f"what is returned: expected the collective's handle, got {type(handle).__name__}\n"
-                "likely slip: without the handle nobody can wait: return what `comm.all_gather` returns"
-            )
-        handle.wait()
-        views = [None if view.untyped_storage().nbytes() == 0 else view.detach().clone() for view in flat.views]
-    if buffer is not flat.full or any(view is None for view in views):
-        raise AnswerError("memory behind `flat.views`: expected that of `flat.full`, got none")
-    slip = "autograd takes a gather into `flat.full` for a change of what it has saved, and backward raises: `.data`"
-    expect("changes of `flat.full` that autograd has counted", buffer._version - version, 0, slip=slip)
-    expect("`flat.full` after `handle.wait()`", buffer.detach().clone(), full)
-    expect("this rank's shard", flat.shard.detach(), shards[rank], slip="gather reads the shard and leaves it alone")
-    for r, found in enumerate(on_ranks(ranks, gathered_for_real, answer, variant.seed, variant.size, timeout=8)):
-        expect("`flat.full` after `handle.wait()`, on real ranks", found, full, rank=r)
+                f"the group of the all-gather: expected `group`, got the world\nlikely slip: {slip}"
+            ) from error
+    compute = number_of(recorder, device.current_stream(CPU))
+    check_asked(recorder.program(), start, flat, (number_of(recorder, stream), compute), again)
+    expect("messages that somebody has waited for", link.waited, 0, slip="the caller waits, when it needs the data")
+    if not callable(getattr(handle, "wait", None)):
+        raise AnswerError(
+            f"what is returned: expected the collective's handle, got {type(handle).__name__}\n"
+            "likely slip: without the handle nobody can wait: return what `comm.all_gather` returns"
+        )
+    handle.wait()
 
 
-def check_asked(asked, stream, nbytes):
+def check_asked(program, start, flat, streams, again):
     """One allocation and one all-gather, both on the stream, and no wait of any kind."""
+    asked, (stream, compute) = program.instructions[start:], streams
     waits = [each for each in asked if isinstance(each, Wait | WaitEvent | Synchronize)]
     if waits:
         match waits[0]:
@@ -406,26 +478,33 @@ def check_asked(asked, stream, nbytes):
             case _:
                 slip = "`synchronize` stops the host"
         raise AnswerError(f"waits while the gather is issued: expected 0, got {len(waits)}\nlikely slip: {slip}")
+    nbytes, item = flat.full.nbytes, flat.full.element_size()
     allocated = [each for each in asked if isinstance(each, Allocate)]
     issued = [each for each in asked if isinstance(each, Issue)]
+    slips = {
+        "each call issues a gather of its own: the handle of an earlier one tells nothing of this": [],
+        "no gather was issued by then: memory holds anything, and one issued at the wait hides under nothing": [],
+        "the padding is gathered, too, or the shards would not be of one length": [("all_gather", flat.numel * item)],
+    }
+    if not again:
+        del slips[next(iter(slips))]
     expect(
-        "collectives (operation, bytes)",
+        f"collectives (operation, bytes){again}",
         [(each.call.op, each.call.payload) for each in issued],
         [("all_gather", nbytes)],
-        slips={"nothing was gathered: allocated memory holds anything": []},
+        slips=slips,
     )
-    expect(
-        "the all-gather was issued on `stream`",
-        issued[0].stream == stream,
-        True,
-        slip="issued on the current stream, it starts when all compute queued there is over: use `device.on_stream`",
-    )
-    expect(
-        "buffers allocated",
-        len(allocated),
-        1,
-        slip="the unit is there twice: gather into `flat.full`, not into a buffer to copy from",
-    )
+    slip = "issued on the current stream, it starts when all compute queued there is over: use `device.on_stream`"
+    if issued[0].stream not in (stream, compute):
+        slip = "a stream of its own is in no order with the optimizer, which has written the shard: `stream` is"
+    expect("the all-gather was issued on `stream`", issued[0].stream == stream, True, slip=slip)
+    sizes = [program.buffers[each.buffer].nbytes for each in allocated]
+    slip = "the unit is there twice: gather into `flat.full`, not into a buffer to copy from"
+    if sizes and sum(sizes) - nbytes < nbytes:
+        slip = "a copy of the shard takes memory of its own: send `flat.shard.data` itself, neither cloned nor cast"
+    expect("buffers allocated", len(allocated), 1, slip=slip)
+    slip = f"an element has not always 4 bytes, but {item} here: `device.allocate` asks the buffer for its bytes"
+    expect("bytes allocated", sizes, [nbytes], slip=slip)
     expect(
         "the memory was allocated on `stream`",
         allocated[0].stream == stream,
@@ -469,6 +548,7 @@ LOGS = {
     "two units, one wait": "gather 0 @link; gather 1 @link; wait 0 @compute; read 0 @compute; read 1 @compute",
     "the wait comes after the read": "gather 0 @link; read 0 @compute; wait 0 @compute; read 0 @compute",
     "another stream has waited": "gather 0 @link; wait 0 @other; read 0 @other; read 0 @compute",
+    "a read on another stream": "gather root @link; wait root @compute; read root @compute; read root @other",
     "gathered again, waited for once": "gather 0 @link; wait 0 @compute; read 0 @compute; gather 0 @link; "
     "read 0 @compute",
     "never gathered": "gather 1 @link; wait 1 @compute; read 0 @compute",
@@ -489,6 +569,12 @@ LOGS = {
     "read where it was issued": "gather 0 @link; read 0 @link",
     "one event, recorded on two streams": "gather 0 @link; wait 0 @a; record e @a; record e @b; "
     "wait event e @compute; read 0 @compute",
+    "two waits of one stream": "gather 0 @link; gather 1 @link; wait 0 @compute; wait 1 @compute; read 0 @compute",
+    "another unit is gathered": "gather 0 @link; wait 0 @compute; gather 1 @link; read 0 @compute",
+    "another unit is gathered, after an event": "gather 0 @link; wait 0 @a; record e @a; gather 1 @link; "
+    "wait event e @compute; read 0 @compute",
+    "two reads without a wait": "gather root @link; read root @compute; read root @compute",
+    "an event that is named like a unit": "gather 0 @link; wait 0 @compute; record 0 @compute; read 0 @compute",
 }
 
 
@@ -540,48 +626,64 @@ WHY = {
     "say nothing of the data's arrival",
     "read where it was issued": "the stream that has issued a gather has to wait for it like any other",
     "one event, recorded on two streams": "an event means its last `record` alone: what it said before is gone",
+    "two waits of one stream": "a second wait adds to what its stream is ordered after, and takes nothing away",
+    "another unit is gathered": "a gather leaves what was waited for of other units as it is",
+    "another unit is gathered, after an event": "a gather leaves what events say of other units as it is",
+    "two reads without a wait": "every read that comes too early counts, not its unit's first alone",
+    "a read on another stream": "reads on all streams count",
+    "an event that is named like a unit": "a name is of a unit or of an event by its verb: keep the two apart",
 }
 
 
 def random_log(generator, length):
+    """Actions in any order, with more waits than gathers, so that many reads are right."""
     streams, units, log = ["compute", "other", "third", "link"], ["0", "1", "2"], []
-    known = {"units": [], "events": []}
-    for _ in range(length):
-        stream, verb = generator.choice(streams), generator.choice(["gather", "wait", "record", "wait event", "read"])
+    known = {"wait": [], "wait event": []}
+    verbs = ["gather", "wait", "wait", "wait", "record", "wait event", "wait event", "read", "read"]
+    while len(log) < length:
+        stream, verb = generator.choice(streams), generator.choice(verbs)
+        if known.get(verb) == []:
+            continue
         if verb == "gather":
-            known["units"].append(what := generator.choice(units))
+            known["wait"].append(what := generator.choice(units))
             stream = "link"
         elif verb == "record":
-            known["events"].append(what := generator.choice("ef"))
-        elif verb == "wait":
-            if not known["units"]:
-                continue
-            what = generator.choice(known["units"])
-        elif verb == "wait event":
-            if not known["events"]:
-                continue
-            what = generator.choice(known["events"])
+            known["wait event"].append(what := generator.choice("ef"))
         else:
-            what = generator.choice(units)
+            what = generator.choice(known.get(verb, units))
         log.append(Did(verb, what, stream))
     return log
 
 
 @check("6.4")
 def check_missing_waits(answer, variant):
-    """The reads that may come too early, in seventeen short logs and in long random ones, and no others."""
+    """The reads that may come too early, in short logs by name and in random ones, and no others."""
+    again = "what one call has learnt is over in the next: begin with empty tables, made inside the function"
+    for name, slip in (("no wait at all", None), ("nothing missing", None), ("no wait at all", again)):
+        found_in(answer, log_of(LOGS[name]), f"{name} ({LOGS[name]})", slip or WHY[name])
     for name, text in LOGS.items():
-        log = log_of(text)
-        given = list(log)
-        got = answer(given)
-        if got is not None and not isinstance(got, list):
-            raise AnswerError(f"what is returned: expected a list of line numbers, got {type(got).__name__}")
-        expect(f"{name} ({text}): lines that read too early", got, racy(log), slip=WHY[name])
-        expect(f"{name} ({text}): lines in the log afterwards", len(given), len(log), slip=THE_CALLERS)
+        found_in(answer, log_of(text), f"{name} ({text})", WHY[name])
     generator = random.Random(variant.seed)
-    for length in (8 * variant.size, 16 * variant.size):
+    for length in (*(range(6, 46)), 8 * variant.size, 16 * variant.size):
         log = random_log(generator, length)
-        expect(f"a random log of {len(log)} lines: lines that read too early", answer(list(log)), racy(log))
+        short = f" ({'; '.join(f'{verb} {what} @{stream}' for verb, what, stream in log)})" if length < 16 else ""
+        found_in(answer, log, f"a random log of {length} lines{short}", None)
+    slip = "a log may be empty, and has a first line only if it is not"
+    try:
+        found_in(answer, [], "an empty log", slip)
+    except (IndexError, ValueError) as error:
+        raise AnswerError(f"an empty log: it raises {error!r}\nlikely slip: {slip}") from error
+
+
+def found_in(answer, log, what, slip):
+    given, wanted = list(log), racy(log)
+    got = answer(given)
+    if got is not None and not isinstance(got, list):
+        raise AnswerError(f"what is returned: expected a list of line numbers, got {type(got).__name__}")
+    if got and got in ([number + 1 for number in wanted], [log[number] for number in wanted]):
+        slip = "return the numbers of the lines, the first of which is 0"
+    expect(f"{what}: lines that read too early", got, wanted, slip=slip)
+    expect(f"{what}: whether the log is as it was", given == log, True, slip=THE_CALLERS)
 
 
 # 6.5 Free
@@ -590,10 +692,11 @@ def check_missing_waits(answer, variant):
 class Freed(NamedTuple):
     instructions: list[Any]
     readers: dict[int, str]
-    given: int
+    given: bool
     kept: int
     same: bool
     hazards: list[Any]
+    queries: int
 
 
 def freed_by(answer, size, from_a_reader, others=1):
@@ -618,7 +721,11 @@ def freed_by(answer, size, from_a_reader, others=1):
         torch.cos(first)
         weight @ weight  # keeps compute busy
         start, shape, storage = len(recorder.program().instructions), first.shape, first.untyped_storage()
-        with device.on_stream(compute if from_a_reader else device.new_stream(CPU)), current_stream_kept():
+        with (
+            asked_meanwhile() as asked,
+            device.on_stream(compute if from_a_reader else device.new_stream(CPU)),
+            current_stream_kept(),
+        ):
             answer(first, given := [compute, *beside])
         instructions = asked_since(recorder, start)
         kept, same = storage.nbytes(), first.shape == shape and first.untyped_storage()._cdata == storage._cdata
@@ -632,13 +739,15 @@ def freed_by(answer, size, from_a_reader, others=1):
     for number, name in zip(gathers, ("the first gather", "the second gather"), strict=False):
         program.buffers[number] = program.buffers[number]._replace(name=name)
     run = replay(program, measured(program, 0.0, 1e9, runs_ahead=True))
-    return Freed(instructions, readers, len(given), kept, same, run.hazards)
+    as_it_was = len(given) == len(readers) and all(a is b for a, b in zip(given, [compute, *beside], strict=True))
+    return Freed(instructions, readers, as_it_was, kept, same, run.hazards, len(asked.queries))
 
 
 @check("6.5")
 def check_free(answer, variant):
     """The bytes are gone, nobody waits, and on the simulated GPU no gather gets them before both readers are done."""
     check_freed(freed_by(answer, variant.size, from_a_reader=False), "")
+    check_freed(freed_by(answer, variant.size, from_a_reader=False), ", a second buffer")
     check_freed(freed_by(answer, variant.size, from_a_reader=True), ", called on a reader's own stream")
     try:
         check_freed(freed_by(answer, variant.size, from_a_reader=False, others=2), ", three readers")
@@ -661,12 +770,18 @@ def check_freed(found, called):
     if Synchronize(DEVICE) in waits:
         slip = WHOLE
     expect(f"waits{called}", len(waits), 0, slip=slip)
+    expect(f"questions of the host to an event{called}", found.queries, 0, slip=POLLS)
     if not found.same and not found.kept:
         raise AnswerError("`buffer`: expected the same tensor with the same shape, got another")
     slip = "nothing gives the memory back: the storage has to shrink to 0 bytes"
     if not found.same:
         slip = "the tensor has changed, its storage, which the views share, has not: `untyped_storage().resize_(0)`"
     expect("bytes behind the buffer", found.kept, 0, slip=slip)
+    slip = "a copy is other memory: of the buffer's own the allocator takes care, until the readers are done"
+    expect(f"buffers allocated{called}", sum(isinstance(each, Allocate) for each in asked), 0, slip=slip)
+    kernels = [each.name for each in asked if isinstance(each, Kernel)]
+    slip = "to free computes nothing: what is written to the memory now is written while others read it"
+    expect(f"kernels{called}", kernels, [], slip=slip)
     told = [each.stream for each in asked if isinstance(each, RecordStream)]
     freed = [number for number, each in enumerate(asked) if isinstance(each, Free)]
     late = any(isinstance(each, RecordStream) for each in asked[freed[0] :]) if freed else False
@@ -681,12 +796,14 @@ def check_freed(found, called):
         )
     elif not known:
         slip = "`device.record_stream` speaks of the current stream: go to each reader with `device.on_stream`"
+    elif "second buffer" in called and len(known) < len(names):
+        slip = "what was told of one buffer says nothing of the next: each call tells of its own"
     elif len(known) == 1 and "own" in called:
         slip = (
             "the current stream reads, too, and the memory is not its own: the allocator has to be told of it as well"
         )
     elif len(known) < len(names):
-        slip = f"it knows of {' and '.join(known)} alone: every reader has to be told of"
+        slip = f"it knows of {' and '.join(known)} alone: every reader has to be told of before the memory goes"
     else:
         slip = None
     reused = [hazard.text for hazard in found.hazards]
@@ -695,25 +812,25 @@ def check_freed(found, called):
     expect(f"what the next gather may overwrite too early{called}", reused, [], slip=slip)
     others = "the readers, and no others"
     expect(f"streams that the allocator was told of{called}", sorted(set(told)), sorted(names), slip=slip or others)
-    expect(f"readers on the list afterwards{called}", found.given, len(names), slip=THE_CALLERS)
+    expect(f"whether the list of readers is as it was{called}", found.given, True, slip=THE_CALLERS)
 
 
 # 6.6 Reduce
 
 
 class Reducing:
-    """A unit that writes down on which stream its verbs are called."""
+    """A unit that says on which stream its methods are called."""
 
     device = torch.device("cpu", 0)  # not the `cpu` that an answer may think of by itself
 
-    def __init__(self, name, log):
-        self.name, self.log = name, log
+    def __init__(self, name, say):
+        self.name, self.say = name, say
 
     def start_reduce(self):
-        self.log.append((f"start {self.name}", device.current_stream(self.device)))
+        self.say(f"start {self.name}", device.current_stream(self.device))
 
     def wait_reduce(self):
-        self.log.append((f"wait {self.name}", device.current_stream(self.device)))
+        self.say(f"wait {self.name}", device.current_stream(self.device))
 
 
 def of_the_units_device(where, current_stream=device.current_stream):
@@ -725,48 +842,77 @@ def of_the_units_device(where, current_stream=device.current_stream):
     return current_stream(where)
 
 
-def reduced_by(answer, names, before=()):
-    """What calls in a row ask, stream by name, and what is under way at the end; `before` is from the beginning."""
-    log: list[tuple[str, Any]] = []
+class Reductions(NamedTuple):
+    """What calls in a row ask, with the stream's name behind each; and `under_way` after each call."""
+
+    log: list[str]
+    under_way: list[list[str]]
+    queries: int
+
+
+def reduced_by(answer, names, before=(), moves=False):
+    """Reductions `before` are from the beginning; if it `moves`, each gradient is computed on another stream."""
+    log: list[str] = []
     stream, compute = device.new_stream(CPU), device.current_stream(CPU)
     streams = {id(stream): "stream", id(compute): "compute"}
     events: dict[int, str] = {}
+    kept: list[Any] = [stream]
+
+    def say(what, on):
+        log.append(f"{what} @{'host' if on is None else streams.get(id(on), 'another')}")
 
     def note(command):
-        name = streams.get(id(command.stream), "another")
         if command.verb == "record":
-            events[id(command.subject)] = name
+            events[id(command.subject)] = streams.get(id(command.stream), "another")
             kept.append(command.subject)
         elif command.verb == "wait":
-            log.append((f"waits for {events.get(id(command.subject), 'nothing')}", command.stream))
+            say(f"waits for {events.get(id(command.subject), 'nothing')}", command.stream)
         elif command.verb == "synchronize":
-            log.append((f"synchronize {'device' if isinstance(command.subject, torch.device) else 'event'}", None))
+            say(f"synchronize {'device' if isinstance(command.subject, torch.device) else 'event'}", None)
 
-    kept: list[Any] = []
-    under_way: list[Any] = [Reducing(name, log) for name in before]
-    log += [(f"start {name}", stream) for name in before]
+    units = {name: Reducing(name, say) for name in (*before, *names)}
+    under_way: list[Any] = [units[name] for name in before]
+    log += [f"start {name} @stream" for name in before]
+    lists = []
     device.command_observers.append(note)
     try:
-        with current_stream_kept(), patch.object(device, "current_stream", of_the_units_device):
-            for unit in [Reducing(name, log) for name in names]:
-                log.append((f"gradient {unit.name}", compute))
-                answer(unit, stream, under_way)
+        with asked_meanwhile() as asked, current_stream_kept():
+            for name in names:
+                if moves:
+                    streams[id(compute)], compute = "an earlier current stream", device.new_stream(CPU)
+                    kept.append(compute)
+                    streams[id(compute)] = "compute"
+                say(f"gradient {name}", compute)
+                with device.on_stream(compute), patch.object(device, "current_stream", of_the_units_device):
+                    answer(units[name], stream, under_way)
+                lists.append([getattr(each, "name", "?") for each in under_way])
     finally:
         device.command_observers.remove(note)
-    said = [f"{what} @{streams.get(id(on), 'host' if on is None else 'another')}" for what, on in log]
-    return said, [getattr(each, "name", "?") for each in under_way]
+    return Reductions(log, lists, len(asked.queries))
 
 
 @check("6.6")
 def check_start_reduction(answer, variant):
     """Behind its gradient and behind the reduction before it, on its own stream; compute waits for neither."""
-    check_reduced(*reduced_by(answer, ("2", "1", "0")), {"2": [], "1": ["2"], "0": ["1"]})
+    check_reduced(reduced_by(answer, ("2", "1", "0")), {"2": [], "1": ["2"], "0": ["1"]})
     for many in (("4", "3"), ("5", "4", "3")):
-        check_reduced(*reduced_by(answer, ("2",), many), {"2": list(many)})
+        check_reduced(reduced_by(answer, ("2",), many), {"2": list(many)})
+    check_reduced(reduced_by(answer, ("2", "1", "0"), moves=True), {"2": [], "1": ["2"], "0": ["1"]})
+    got = reduced_by(answer, ("2",), ("2",)).log
+    slip = "`unit` itself may be under way, from a reduction before: that is waited for like any other"
+    wanted = [
+        "start 2 @stream",
+        "gradient 2 @compute",
+        "wait 2 @stream",
+        "waits for compute @stream",
+        "start 2 @stream",
+    ]
+    expect("what happens for a unit that is under way itself", got, wanted, slip=slip)
 
 
-def check_reduced(got, left, behind):
+def check_reduced(found, behind):
     """`behind`: for each unit in order the units whose reductions were under way before its own."""
+    got, names = found.log, list(behind)
 
     def at(event):
         return got.index(event) if event in got else None
@@ -784,6 +930,11 @@ def check_reduced(got, left, behind):
             slip = "a new stream knows nothing of the reductions before: there is one for them all, and it is given"
             reject(f"the reduction of {name}", "issued on `stream`", "on another stream", slip)
         reject(f"the reduction of {name}", "issued", "never", "`unit.start_reduce()` issues it")
+    for name in behind:
+        if got.count(f"start {name} @stream") > 1:
+            slip = "the second one reduces a gradient that the first is reducing"
+            reject(f"the reduction of {name}", "issued once", f"{got.count(f'start {name} @stream')} times", slip)
+    expect("questions of the host to an event", found.queries, 0, slip=POLLS)
     if "synchronize device @host" in got:
         reject("the host", "not to wait", "it synchronizes", WHOLE)
     if "synchronize event @host" in got:
@@ -804,6 +955,14 @@ def check_reduced(got, left, behind):
         if event.startswith("wait ") and event.endswith("@another"):
             slip = "what the wait adds to the shard's gradient is added where it is called: that belongs on `stream`"
             reject(f"the wait for {event.split()[1]}", "on `stream`", "on another stream", slip)
+    for name, left in zip(names, found.under_way, strict=True):
+        if left.count(name) > 1:
+            reject(
+                f"{name} on `under_way`", "once", f"{left.count(name)} times", "what is there twice is waited for twice"
+            )
+        if not left.count(name) and not any(event.startswith(f"wait {name} ") for event in got):
+            slip = "put the unit there, or nobody will ever wait for its reduction: `under_way = ...` is another list"
+            reject(f"`under_way` after the call for {name}", f"with {name}", f"without it, {left}", slip)
     own = [name for name in behind if got[at(f"start {name} @stream") + 1 :][:1] == [f"wait {name} @stream"]]
     if own == list(behind):
         slip = "waited for at once: on a CPU that is lab 05 again. The next call waits for it"
@@ -811,6 +970,9 @@ def check_reduced(got, left, behind):
     for name, units in behind.items():
         start, gradient = at(f"start {name} @stream"), at(f"gradient {name} @compute")
         handed = [n for n, event in enumerate(got) if event == "waits for compute @stream" and gradient < n < start]
+        if not handed and "waits for an earlier current stream @stream" in got[gradient:start]:
+            slip = "which stream computes the gradient is asked in each call: it need not be that of the call before"
+            reject(f"the reduction of {name}", "after its gradient", "after what an earlier call's stream had", slip)
         if not handed:
             slip = "the gradient is still being computed: `stream` has to wait for the current stream, each time"
             reject(f"the reduction of {name}", "after its gradient", "unordered", slip)
@@ -820,12 +982,11 @@ def check_reduced(got, left, behind):
     if repeated:
         slip = "take what has been waited for out of `under_way`"
         reject(repeated[0], "once", f"{got.count(repeated[0])} times", slip)
-    names = list(behind)
     slips = {
         "put the unit there, or nobody will ever wait for its reduction": [],
         "take out of `under_way` what has been waited for": [*behind[names[0]], *names],
     }
-    expect("`under_way` after the last call", left, names[-1:], slips=slips)
+    expect("`under_way` after the last call", found.under_way[-1], names[-1:], slips=slips)
 
 
 def check_waited(got, before, moments, several, reject):

@@ -259,9 +259,9 @@ def order_streams(giver: Any, taker: Any) -> None:
     Neither the host nor `giver` waits, and no other order is imposed.
 
     Args:
-        giver, taker: streams (`torch.cuda.Stream` or minifsdp's `CpuStream`). A stream has `record_event()`, which puts
-            an event at the end of its queue and returns it, and `wait_event(event)`. An event has `synchronize()`, with
-            which the host waits for it.
+        giver, taker: streams (`torch.cuda.Stream` or minifsdp's `CpuStream`), either of which may be the current one. A
+            stream has `record_event()`, which puts an event at the end of its queue and returns it, and
+            `wait_event(event)`. An event has `synchronize()`, with which the host waits for it.
     """
     ...
 
@@ -318,8 +318,9 @@ predict("6.3", ..., "elements of a block's `flat.full` that are correct when gat
 def gather(flat: FlatParameter, group: Group, stream: Any) -> Handle:
     """Start gathering the unit on `stream`; the caller waits on the returned handle.
 
-    `flat.full` [P] is allocated from the pool of `stream`, and one all-gather of every rank's `flat.shard` [P / N] into
-    `flat.full` is issued on `stream`. Neither the host nor any stream waits.
+    `flat.full` [P], freed until now, is allocated from the pool of `stream`, and one all-gather of every rank's
+    `flat.shard` [P / N] into `flat.full` is issued on `stream`. Both are of the same dtype, which may be any. Use no
+    other memory. Neither the host nor any stream waits.
 
     Use `with device.on_stream(stream):`, which makes `stream` the current stream, `device.allocate(buffer)`, and
     `comm.all_gather(output, shard, group)` with `flat.full.data` and `flat.shard.data`, which returns the handle.
@@ -416,7 +417,7 @@ def missing_waits(log: list[Did]) -> list[int]:
 
     A `read` is correct if its stream is ordered after the unit's most recent gather at that point. Reading a unit that
     was never gathered is an error too. Lines are numbered from 0. Every `wait` and `wait event` comes after a matching
-    `gather` or `record`.
+    `gather` or `record`. A unit and an event may have the same name. The log may be empty; do not change it.
     """
     ...
 
@@ -475,9 +476,11 @@ def free(buffer: Tensor, readers: list[Any]) -> None:
     Args:
         buffer: a gathered unit. Views and autograd share its storage, so the storage shrinks to 0 bytes, while the
             tensor and its shape remain.
-        readers: the streams on which queued kernels may still read the buffer. Any stream may be the current one.
+        readers: the streams on which queued kernels may still read the buffer, possibly none. Any stream may be the
+            current one.
 
-    Neither the host nor any stream waits. Every reader is recorded with the allocator.
+    Neither the host nor any stream waits. Every reader is recorded with the allocator, and no other stream. Nothing is
+    computed or copied.
 
     Use `device.record_stream(buffer)`, `with device.on_stream(stream):` and `untyped_storage().resize_(nbytes)`.
     """
@@ -564,6 +567,9 @@ predict("6.6", ..., "bytes more at the peak of a step than without overlap, 2 ra
 
 
 # %%
+from collections.abc import Callable
+
+
 class Reducing(NamedTuple):
     """The methods of a unit that 6.6 may use; the real class is `minifsdp.fsdp.unit.Unit`."""
 
@@ -582,8 +588,8 @@ def start_reduction(unit: Reducing, stream: Any, under_way: list[Reducing]) -> N
             on the current stream; and `wait_reduce()`, which adds the mean to the shard's `.grad` and frees the
             unsharded gradient, also on the current stream.
         stream: the stream for reductions.
-        under_way: the units whose reductions were started by earlier calls and have not been waited for yet. On return,
-            the list contains only `unit`.
+        under_way: the units whose reductions were started by earlier calls and have not been waited for yet, possibly
+            `unit` itself. On return, this list contains only `unit`.
 
     First wait, on `stream`, for every reduction in `under_way`, so that those gradients need not be held until this
     unit has been computed. Then make `stream` wait for everything queued on the current stream, where the gradient is

@@ -201,6 +201,25 @@ Goes to the taker and stays there.
 + giver.record_event().wait()
 """)
 
+wrong("6.2", "either stream may be the current one").diff("""
+Takes an order on the current stream for one that is there already.
+  def order_streams(giver, taker):
++     if device.current_stream(torch.device("cpu")) in (giver, taker):
++         return
+""")
+wrong("6.2", "only the giver's counts").diff("""
+Lets the taker wait for the current stream as well.
+  taker.wait_event(giver.record_event())
++ taker.wait_stream(device.current_stream(torch.device("cpu")))
+""")
+wrong("6.2", "the current stream waits as well").diff("""
+Lets the current stream wait as well.
+- taker.wait_event(giver.record_event())
++ event = giver.record_event()
++ taker.wait_event(event)
++ device.current_stream(torch.device("cpu")).wait_event(event)
+""")
+
 # 6.3
 
 wrong("6.3", "stands still until the data is there").diff("""
@@ -275,6 +294,78 @@ Gathers the parameter in place of its data.
 - return comm.all_gather(flat.full.data, flat.shard.data, group)
 + return comm.all_gather(flat.full.data, flat.shard, group)
 """)
+
+wrong("6.3", "an element has not always 4 bytes").diff("""
+Gives every element four bytes.
+- device.allocate(flat.full)
++ flat.full.untyped_storage().resize_(4 * flat.full.numel())
+""")
+wrong("6.3", "the handle of an earlier one tells nothing of this").diff("""
+Gathers each unit once.
+- def gather(flat, group, stream):
++ def gather(flat, group, stream, handles={}):
++     if flat in handles:
++         return handles[flat]
+- return comm.all_gather(flat.full.data, flat.shard.data, group)
++ handles[flat] = comm.all_gather(flat.full.data, flat.shard.data, group)
++ return handles[flat]
+""")
+wrong("6.3", "neither cloned nor cast").diff("""
+Sends a copy, in case the shard changes.
+- return comm.all_gather(flat.full.data, flat.shard.data, group)
++ return comm.all_gather(flat.full.data, flat.shard.data.clone(), group)
+""")
+wrong("6.3", "a collective does not cast").diff("""
+Sends float32, whatever the unit has.
+- return comm.all_gather(flat.full.data, flat.shard.data, group)
++ return comm.all_gather(flat.full.data, flat.shard.data.float(), group)
+""")
+wrong("6.3", "a stream of its own is in no order with the optimizer").diff("""
+Takes a new stream for each gather.
+- with device.on_stream(stream):
++ with device.on_stream(device.new_stream(flat.full.device)):
+""")
+wrong("6.3", "the padding is gathered, too").diff("""
+Gathers the elements without the padding.
+- return comm.all_gather(flat.full.data, flat.shard.data, group)
++ return comm.all_gather(flat.full.data[: flat.numel], flat.shard.data, group)
+""")
+wrong("6.3", "gather over `group`").diff("""
+Gathers over all ranks there are.
+- return comm.all_gather(flat.full.data, flat.shard.data, group)
++ return comm.all_gather(flat.full.data, flat.shard.data, comm.world())
+""")
+
+
+@wrong("6.3", "one issued at the wait hides under nothing")
+def gather(flat, group, stream):
+    """Gathers when somebody waits."""
+
+    class Later:
+        def wait(self):
+            with device.on_stream(stream):
+                device.allocate(flat.full)
+                comm.all_gather(flat.full.data, flat.shard.data, group).wait()
+
+    return Later()
+
+
+wrong("6.3", "its part of `flat.full` holds nothing yet").diff("""
+Gathers in place, from a part that nothing has been written to.
+- return comm.all_gather(flat.full.data, flat.shard.data, group)
++ mine = flat.full.data.chunk(group.size())[group.rank()]
++ return comm.all_gather(flat.full.data, mine, group)
+""")
+
+
+@wrong("6.3", "that is an all-gather")
+def gather(flat, group, stream):
+    """Sums what is zero but for this rank's part."""
+    with device.on_stream(stream):
+        device.allocate(flat.full)
+        flat.full.data.zero_().chunk(group.size())[group.rank()].copy_(flat.shard.data)
+        return comm.all_reduce(flat.full.data, group)
+
 
 # 6.4
 
@@ -489,6 +580,63 @@ Takes the lines off the log that it was given.
 + number += 1
 """)
 
+wrong("6.4", "keep the two apart").diff("""
+Notes units and events in one table.
+- events = {}
+- last = {}
+- found = []
++ last, found = {}, []
++ events = last
+- case "read" if last.get(line.what) not in known:
++ case "read" if not isinstance(last.get(line.what), int) or last[line.what] not in known:
+""")
+wrong("6.4", "begin with empty tables").diff("""
+Keeps its tables from call to call.
+- def missing_waits(log):
+-     sure = {}  # by stream, the gathers that are over before whatever it does next
+-     events = {}
+-     last = {}
++ def missing_waits(log, sure={}, events={}, last={}):
+""")
+wrong("6.4", "return the numbers of the lines").diff("""
+Returns the lines.
+- found.append(number)
++ found.append(line)
+""")
+wrong("6.4", "not its unit's first alone").diff("""
+Finds each unit once.
+- found.append(number)
++ if line.what not in [log[each].what for each in found]:
++     found.append(number)
+""")
+wrong("6.4", "a gather leaves what was waited for").diff("""
+Forgets all waits when anything is gathered.
+  last[line.what] = number
++ for each in sure.values():
++     each.clear()
+""")
+wrong("6.4", "a second wait adds").diff("""
+A stream is sure of the gather alone that it has waited for last.
+- known.add(last[line.what])
++ sure[line.stream] = {last[line.what]}
+""")
+wrong("6.4", "reads on all streams count").diff("""
+Looks at what the compute stream reads.
+- case "read" if last.get(line.what) not in known:
++ case "read" if line.stream == "compute" and last.get(line.what) not in known:
+""")
+wrong("6.4", "whether the log is as it was").diff("""
+Marks lines in the log that it was given.
+- found.append(number)
++ found.append(number)
++ log[number] = line._replace(verb="early read")
+""")
+wrong("6.4", "has a first line only if it is not").diff("""
+Begins with the first line.
+- sure = {}  # by stream, the gathers that are over before whatever it does next
++ sure = {log[0].stream: set()}
+""")
+
 # 6.5
 
 
@@ -604,6 +752,41 @@ def free(buffer, readers):
         if number == len(readers) - 1:
             buffer.untyped_storage().resize_(0)
 
+
+wrong("6.5", "the host asks until the event has happened").diff("""
+Asks until each reader is done.
+  for reader in readers:
++     event = reader.record_event()
++     while not event.query():
++         pass
+""")
+wrong("6.5", "says nothing of the next").diff("""
+Tells of each stream once and for all.
+- def free(buffer, readers):
+-     for reader in readers:
+-         with device.on_stream(reader):
++ def free(buffer, readers, told=[]):
++     for reader in [each for each in readers if each not in told]:
++         told.append(reader)
++         with device.on_stream(reader):
+""")
+wrong("6.5", "to free computes nothing").diff("""
+Writes zeros, so that nobody takes old values for new ones.
+- buffer.untyped_storage().resize_(0)
++ buffer.zero_()
++ buffer.untyped_storage().resize_(0)
+""")
+wrong("6.5", "a copy is other memory").diff("""
+Keeps a copy for those that still read.
+- def free(buffer, readers):
++ def free(buffer, readers, copies=[]):
++     copies.append(buffer.clone())
+""")
+wrong("6.5", "whether the list of readers is as it was").diff("""
+Begins with the last reader, and leaves the list so.
+  def free(buffer, readers):
++     readers.reverse()
+""")
 
 # 6.6
 
@@ -757,6 +940,51 @@ Waits for the last two that are under way.
 + under_way[:] = [unit]
 """)
 
+
+wrong("6.6", "which stream computes the gradient is asked in each call").diff("""
+Asks for the current stream in its first call.
+- def start_reduction(unit, stream, under_way):
++ def start_reduction(unit, stream, under_way, compute=[]):
++     compute.append(device.current_stream(unit.device))
+- stream.wait_stream(device.current_stream(unit.device))
++ stream.wait_stream(compute[0])
+""")
+wrong("6.6", "reduces a gradient that the first is reducing").diff("""
+Issues the reduction twice.
+  unit.start_reduce()
++ unit.start_reduce()
+""")
+wrong("6.6", "`under_way = ...` is another list").diff("""
+Names a list of its own.
+- while under_way:
+-     under_way.pop().wait_reduce()
++ for each in under_way:
++     each.wait_reduce()
+- under_way.append(unit)
++ under_way = [unit]
+""")
+wrong("6.6", "the host asks until the event has happened").diff("""
+Asks until the gradient is there, and orders the streams as well.
+- stream.wait_stream(device.current_stream(unit.device))
++ event = device.current_stream(unit.device).record_event()
++ while not event.query():
++     pass
++ stream.wait_event(event)
+""")
+wrong("6.6", "`unit` itself may be under way").diff("""
+Waits for the other units alone.
+- while under_way:
+-     under_way.pop().wait_reduce()
++ for each in [each for each in under_way if each is not unit]:
++     each.wait_reduce()
+- under_way.append(unit)
++ under_way[:] = [unit]
+""")
+wrong("6.6", "what is there twice is waited for twice").diff("""
+Puts the unit on the list before the reduction, and after it.
+  stream.wait_stream(device.current_stream(unit.device))
++ under_way.append(unit)
+""")
 
 wrong("6.1", "round nothing").diff("""
 Rounds to microseconds.
