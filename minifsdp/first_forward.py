@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from minifsdp import unwritten
 from minifsdp.comm import Group
+from minifsdp.following import release, watch
 from minifsdp.private import name_of
 from minifsdp.process_groups import has_store, store_of
 
@@ -32,16 +33,22 @@ Lacking = dict[str, str]
 
 _PATIENCE = timedelta(seconds=60)  # after that a rank decides by itself: its first collective shows who is missing
 _CURE = (
-    "memory from to_empty() or torch.empty() has no values. Load or initialize it; a state dict has no non-persistent "
-    "buffers"
+    "memory from to_empty() or torch.empty() has no values. Load or initialize it, or zero_() what is not used, or not "
+    "read before it is written; a state dict has no non-persistent buffers"
 )
 
 
 class FirstForward:
-    """A model's first forward is still to come; the next one is the first again, if memory has been marked since."""
+    """A model's first forward is still to come; the next one is the first again, if memory has been marked since.
 
-    def __init__(self) -> None:
+    Args:
+        modules: the model's.
+    """
+
+    def __init__(self, *modules: nn.Module) -> None:
         self._marks: int | None = None
+        for module in modules:
+            watch(module)
 
     @property
     def comes(self) -> bool:
@@ -65,6 +72,7 @@ class FirstForward:
         if lacking:
             raise RuntimeError(_report(lacking))
         self._marks = unwritten.marks
+        release(t for t in tensors.values() if t is not None)
 
 
 def tensors_of(modules: Sequence[nn.Module]) -> dict[str, Tensor]:

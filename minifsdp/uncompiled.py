@@ -9,7 +9,7 @@ from minifsdp.private import leave_uncompiled
 LEFT_ALONE = (
     *("fsdp", "fsdp2", "tensor_parallel"),
     *("comm", "gloo", "order", "device", "draws", "flat_param", "local_parts", "private"),
-    *("first_forward", "process_groups", "unwritten"),
+    *("first_forward", "following", "process_groups", "unwritten"),
 )
 
 

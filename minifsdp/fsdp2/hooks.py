@@ -63,7 +63,7 @@ class State:
         self.reductions: int | None = None
         self.forward_list: list[State] | None = None
         self.backward_list: list[State] | None = None
-        self._first = FirstForward()
+        self._first = FirstForward(*modules)
         self._to_run = set(modules)
         self._groups: list[State] = []  # of the tree, those of several modules
         for module in modules:

@@ -13,7 +13,6 @@ from minifsdp.fsdp.schedules.overlap import OverlapSchedule
 from minifsdp.fsdp2.hooks import State, state_of
 from minifsdp.fsdp2.unit import ParamUnit
 from minifsdp.process_groups import global_ranks, twin_of
-from minifsdp.unwritten import marking
 
 _NO_MEMORY = "buffers come from torch's allocator alone; leave it out, or use torch's fully_shard"
 
@@ -45,10 +44,9 @@ class FSDPModule:
         raise AssertionError("FSDP does not support deepcopy. Please use state dict for serialization.")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """`to`, `to_empty` and the like change shards; memory without values is marked."""
+        """`to`, `to_empty` and the like change shards."""
         self.reshard()
-        with marking():
-            return super()._apply(fn, recurse)  # type: ignore[misc]
+        return super()._apply(fn, recurse)  # type: ignore[misc]
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gather this module's own parameters, without those of sharded modules inside.

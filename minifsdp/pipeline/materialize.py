@@ -10,7 +10,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from minifsdp.unwritten import check_written, mark_unwritten, marking
+from minifsdp.following import marking
+from minifsdp.unwritten import check_written, mark_unwritten
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +15,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from minifsdp import checkpoint, fsdp2, unwritten
+from minifsdp.following import Unwritten, marking, watch
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
 from minifsdp.fsdp import MixedPrecision
 from minifsdp.pipeline import materialize, parameters_on_meta
-from minifsdp.unwritten import is_unwritten, mark_unwritten, marking
+from minifsdp.unwritten import is_unwritten, mark_unwritten
 
 check = Checks(__name__)
 
@@ -288,6 +291,126 @@ def what_is_cast_in_between_is_still_unwritten() -> None:
         assert sorted(named(model, X.to(dtype))) == sorted(["a.weight", "a.bias", "ones", *ROT])
 
 
+def of_each(change: Callable[[Tensor], Any]) -> Callable[[Any], None]:
+    """A function that puts what it returns for a buffer into its place."""
+
+    def change_all(rot: Any) -> None:
+        for name, buffer in list(rot.named_buffers()):
+            setattr(rot, name, change(buffer))
+
+    return change_all
+
+
+def inverted(t: Tensor) -> Tensor:
+    return -t if t.is_floating_point() else ~t
+
+
+def inverted_in_place(t: Tensor) -> Tensor:
+    return t.neg_() if t.is_floating_point() else t.bitwise_not_()
+
+
+def added_to(t: Tensor) -> Tensor:
+    return t.logical_not_() if t.dtype is torch.bool else t.add_(1)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "clone": of_each(torch.clone),
+    "deepcopy": of_each(copy.deepcopy),
+    "cast and back": of_each(lambda t: t.to(torch.bfloat16).to(t.dtype)),
+    "integers and back": of_each(lambda t: t.int().to(t.dtype)),
+    "copied to": of_each(lambda t: torch.zeros_like(t).copy_(t)),
+    "inverted": of_each(inverted),
+    "inverted in place": of_each(inverted_in_place),
+    "added to": of_each(added_to),
+    "apply": lambda rot: rot._apply(torch.clone),
+    "child": lambda rot: rot.to(torch.bfloat16).to(torch.float32),
+    "view": lambda rot: [b.view(-1).data.neg_() for b in rot.buffers() if b.dtype is not torch.bool],
+}
+
+
+@check(wrap={name: WRAPS[name] for name in ("fsdp2", "fsdp1")}, copy=COPIES)
+def what_is_computed_from_unwritten_memory_is_unwritten(wrap: Callable[[Net], Any], copy: Callable[[Any], Any]) -> None:
+    model = wrap(on_meta())
+    load(model, same())
+    copy(model.rot)
+    counts = [COPIES[name] for name in ("inverted in place", "added to", "copied to", "deepcopy")]
+    assert named(model) == list(ROT[:3] if copy in counts else ROT)  # a write, where all values of a byte may be meant
+    by_data(model.rot, Rotary().to(model.rot.inv.dtype))
+    model(X)
+    assert {type(b) for b in model.buffers()} == {Tensor}
+
+
+@check()
+def what_is_computed_inside_param_init_fn_is_unwritten_too() -> None:
+    def init(module: nn.Module) -> None:
+        module.to_empty(device="cpu", recurse=False)
+        if isinstance(module, Rotary):
+            module.inv = torch.empty(4).double().neg()
+            module.mask = torch.empty(2).bool()
+            module.count = torch.Tensor(1)[0].long() + 1
+            module.code = torch.empty(2, dtype=torch.bool).to(torch.uint8)
+
+    model = Fsdp(on_meta(), auto_wrap_policy={nn.Linear}, param_init_fn=init)
+    load(model, same())
+    assert named(model) == list(ROT)
+
+
+@check()
+def a_cast_of_a_child_alone_loses_nothing() -> None:
+    model = by_fsdp2(on_meta())
+    model.a.to(torch.bfloat16)
+    assert named(model)[:2] == ["a.weight", "a.bias"]
+
+
+class Cached(nn.Module):
+    """Writes to its cache before it reads it, and has a parameter that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+        self.unused = nn.Parameter(torch.empty(2))
+        self.register_buffer("cache", torch.empty(2, 6), persistent=False)
+
+    def forward(self, x: Tensor) -> Any:
+        self.cache.copy_(x)
+        return self.a(self.cache)
+
+
+@check()
+def what_is_not_read_needs_values_once() -> None:
+    with torch.device("meta"):
+        model: Any = Cached()
+    fsdp2.fully_shard(model).to_empty(device="cpu")
+    model.a.reset_parameters()
+    with pytest.raises(RuntimeError, match=r"initialized unused, cache: .* or zero_\(\) what is not used, or not read"):
+        model(X)
+    nn.init.zeros_(model.unused)
+    model.cache.zero_()
+    model(X)
+
+
+def test_what_has_been_written_is_a_plain_tensor() -> None:
+    model = nn.Sequential(Rotary())
+    watch(model)
+    model.to_empty(device="cpu")
+    rot: Any = model[0]
+    assert {type(b) for b in rot.buffers() if b.numel()} == {Unwritten}
+    assert type(torch.ones_like(rot.mask)) is Tensor
+    assert type(rot.mask.shape) is torch.Size
+    assert "tensor" in repr(rot.mask)
+    assert type(rot.mask.float()) is Unwritten
+    assert type(pickle.loads(pickle.dumps(rot.mask))) is Tensor
+    rot.mask[0] = True
+    assert is_unwritten(rot.mask)
+    rot.mask[1:] = False
+    assert type(rot.mask) is Tensor
+    rot.inv.numpy()[:] = 1
+    assert rot.inv.sum() == 4
+    assert type(rot.inv) is Tensor
+    rot.count.data = torch.tensor(3)
+    assert type(rot.count) is Tensor
+
+
 @check()
 def no_forward_but_the_first_looks() -> None:
     model = fsdp2.fully_shard(on_meta()).to_empty(device="cpu")
@@ -337,6 +460,19 @@ def test_every_dtype_has_a_mark(dtype: torch.dtype, shape: tuple[int, ...]) -> N
     assert not is_unwritten(made[0])
     values = [float("nan"), -float("inf")] if dtype.is_floating_point else [0, 1]
     assert not is_unwritten(torch.tensor(values).to(dtype))
+
+
+def test_no_nan_that_arithmetic_gives_is_a_mark() -> None:
+    """CUDA's NaN has all bits set but the sign, torch's casts to bfloat16 on CPU set that too."""
+    for dtype, bits in ((torch.float32, torch.int32), (torch.bfloat16, torch.int16), (torch.float16, torch.int16)):
+        largest = torch.iinfo(bits).max
+        infinity = int(torch.tensor(torch.inf, dtype=dtype).view(bits))
+        quiet = infinity + round(0.5 / torch.finfo(dtype).eps)
+        found = torch.tensor([largest, -1, quiet, quiet + torch.iinfo(bits).min, infinity + 1], dtype=bits).view(dtype)
+        assert found.isnan().all()
+        assert not is_unwritten(found)
+    for dtype in (torch.float32, torch.float64, torch.complex64):
+        assert is_unwritten(-mark_unwritten(torch.empty(2, dtype=dtype)))
 
 
 def test_a_stage_of_a_pipeline_has_all_its_values() -> None:

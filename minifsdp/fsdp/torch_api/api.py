@@ -59,7 +59,6 @@ from minifsdp.fsdp.torch_api.wrapped import Wrapped
 from minifsdp.fsdp.unit import Unit
 from minifsdp.kinds import check_dtypes, check_flags, check_kind
 from minifsdp.uncompiled import stay_out_of_graphs
-from minifsdp.unwritten import marking
 
 MakeSchedule = Callable[[Sequence[Unit]], SyncSchedule]
 
@@ -118,7 +117,6 @@ class FullyShardedDataParallel(Wrapped):
         unit: MakeUnit = FlatUnit,
     ) -> None:
         super().__init__()
-        self._settings, self._first = StateDictSettings(), FirstForward()
         self._summoned: Summon | None = None
         self._saves = False
         self._buffer_dtypes = {}
@@ -132,6 +130,7 @@ class FullyShardedDataParallel(Wrapped):
         )
         check_dtypes("mixed_precision", mixed_precision, "param_dtype", "reduce_dtype", "buffer_dtype")
         construct.warn_if_never_called(module)
+        self._settings, self._first = StateDictSettings(), FirstForward(module)
         self._ignored = ignored = find_ignored(module, ignored_modules, ignored_states)
         nesting.refuse_nested(nesting.FSDP1, module, ignored.params, ignored.modules)
         strategy = ours(ShardingStrategy, sharding_strategy or ShardingStrategy.FULL_SHARD, "sharding_strategy")
@@ -305,11 +304,6 @@ class FullyShardedDataParallel(Wrapped):
             yield (name if name.endswith(FLAT_PARAM) else clean_name(name)), p
 
     # Looking through to the wrapped module
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """`to`, `to_empty` and the like change shards; memory without values is marked."""
-        with marking():
-            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:
         try:

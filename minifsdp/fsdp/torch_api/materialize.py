@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from minifsdp import comm
 from minifsdp.flat_param import ParamPlaces
+from minifsdp.following import marking
 from minifsdp.fsdp.torch_api.groups import Groups
-from minifsdp.unwritten import check_written, mark_unwritten, marking
+from minifsdp.unwritten import check_written, mark_unwritten
 
 
 def own_tensors(modules: Iterable[nn.Module]) -> Iterator[tuple[dict[str, Any], str, Any]]:
@@ -58,7 +59,7 @@ def run_param_init_fn(modules: list[nn.Module], params: ParamPlaces, param_init_
     for module in children_first(modules[0], todo):
         inside = own_tensors(set(module.modules()) - todo - {module})
         before = [(table, name, t, t.data) for table, name, t in inside if not t.is_meta]
-        with marking():
+        with marking(module):
             param_init_fn(module)
         for table, name, t, memory in before:
             t.data = memory

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from minifsdp.fsdp.torch_api.materialize import own_buffers
 from minifsdp.tree import map_tensors, tensors_in
-from minifsdp.unwritten import marking
 
 BufferDtypes = dict[tuple[nn.Module, str], torch.dtype]
 """What buffers had before they were cast, by their module and attribute."""
@@ -53,6 +52,5 @@ def cast_buffers(modules: Iterable[nn.Module], dtype: torch.dtype | None) -> Buf
     for module, name, buffer in own_buffers(modules) if dtype is not None else ():
         if buffer.is_floating_point():
             before[module, name] = buffer.dtype
-            with marking():
-                module._buffers[name] = buffer.to(dtype)
+            module._buffers[name] = buffer.to(dtype)
     return before
