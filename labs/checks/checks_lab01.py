@@ -148,7 +148,7 @@ def check_origins(where, rank, origins):
     narrow = str(NARROW).removeprefix("torch.")
     for each in origins:
         dtype = each.split()[0]
-        slip = "it comes from `device.empty`, so that whoever counts bytes sees it"
+        slip = "allocate it with `device.empty`, so that its bytes are counted"
         if dtype != narrow:
             slip = f"its dtype is that of the tensor; this code always takes {dtype}"
         elif "device.empty" in each:

@@ -502,7 +502,7 @@ def check_start_bucket(answer, variant):
             found["phases"],
             ["issue"],
             rank=rank,
-            slip="waiting at once leaves nothing to overlap: whoever finishes the bucket waits",
+            slip="waiting at once leaves nothing to overlap: wait where the bucket is finished",
         )
         at_issue, at_return = found["unwritten"]
         slips = {"the place of a gradient that is None must be zeroed: the buffer comes uninitialized": 2 * size}

@@ -35,7 +35,7 @@ from minifsdp.course.workshop.late import link_of
 from minifsdp.flat_param import FlatParameter, find_parameters
 
 CPU = torch.device("cpu")
-THE_CALLERS = "the list is the caller's, who may need it again: go over it, and take nothing away"
+THE_CALLERS = "the list belongs to the caller, who may need it again: iterate over it, and change nothing"
 WHOLE = "`device.synchronize` lets the host stand still until the whole device has done all that is queued"
 
 
@@ -275,7 +275,7 @@ def slip_of(commands, giver, taker, again):
     return None
 
 
-POLLS = "the host asks until the event has happened, and stands still meanwhile: it has nothing to ask"
+POLLS = "the host polls the event and stands still meanwhile: only the stream has to wait"
 
 
 @check("6.2")

@@ -943,7 +943,7 @@ def check_errors(scenario, numbers, errors):
             if part not in error:
                 raise AnswerError(
                     f"rank {rank}, {what}expected a sentence with `{part}` ({meaning}), got: {error}\n"
-                    "likely slip: whoever reads it has to find the rank, and both units by name"
+                    "likely slip: the message has to name the rank and both units"
                 )
         others = set(re.findall(r"rank (\d+)", error)) - {"0", str(differs)}
         others |= {name for name in NAMES if name in error} - {NAMES[numbers[0]], NAMES[numbers[differs]]}

@@ -26,7 +26,7 @@ class Event:
         if self.queries > 100:
             raise AnswerError(
                 "queries of one event: expected one for each call, got more than 100\n"
-                "likely slip: to ask until an event has happened is to wait for it: ask once, and go on"
+                "likely slip: polling an event until it has happened is waiting for it: query it once, and continue"
             )
         return self.past
 
@@ -230,7 +230,7 @@ def check_malloc(answer, variant):
     if block is None:
         raise AnswerError(
             "the first block of all, from a segment at address 0: expected a Block, got None\n"
-            "likely slip: 0 is an address like any other: no room is `None`, so ask `is None`"
+            "likely slip: 0 is a valid address: the device returns None if it has no room, so test `is None`"
         )
     segment(memory, answer, block, small, 1, [])
     memory = Memory(FakeDevice(8 * SEGMENT))
@@ -246,16 +246,16 @@ def check_malloc(answer, variant):
     except MemoryError as error:
         raise AnswerError(
             f"where the device has no room: expected None, got {type(error).__name__}\n"
-            "likely slip: whoever calls decides what to do then: there is memory that may come back (8.5)"
+            "likely slip: return None: the caller decides what to do, and other memory may still come back (8.5)"
         ) from error
     expect("what is returned where the device has no room", place(got), None)
     expect("`memory.free` where the device has no room", free_of(memory), before)
     expect("`memory.segments` where the device has no room", memory.segments, segments)
-    slip = "nothing has been tried again yet: whoever does that counts it (8.5)"
+    slip = "this is no retry yet: only a retry is counted, where it is made (8.5)"
     expect("`memory.retries` where the device has no room", memory.retries, 0, slip=slip)
-    slip = "what waits may still be read: it comes back when its events have happened (8.4), or for a retry (8.5)"
+    slip = "waiting blocks may still be read: they come back when their events have happened (8.4), or in a retry (8.5)"
     expect("blocks on `memory.waiting` where the device has no room", len(memory.waiting), 1, slip=slip)
-    slip = "None is all that the caller needs: to wait for the device, and to ask once more, is a retry (8.5)"
+    slip = "return None: waiting for the device and asking again is a retry (8.5)"
     expect("calls of the device that has no room", memory.device.log, [f"new segment of {SEGMENT:,}"], slip=slip)
 
 
@@ -322,7 +322,7 @@ def check_put_back(answer, variant):
     memory, [block, _] = memory_of(0, [(a, 0), (b, None), (c, None), (rest, 0)])
     answer(memory, block)
     wanted = [(0, a + b, 0), (a + b + c, rest, 0)]
-    slip = "0 is an address and a stream like any other: ask for None, not for what is false"
+    slip = "0 is a valid address and a valid stream: compare with None instead of testing for truth"
     expect("`memory.free`, where stream 0 has the segment at address 0", free_of(memory), wanted, slip=slip)
 
 
@@ -366,9 +366,7 @@ def check_put_back_case(answer, name, turned, pieces, cut, sizes):
 def why_put_back(name, got, before, merged, gone):
     """The slip behind a wrong list of free blocks."""
     if name == LARGE:
-        return (
-            "a large request has a segment of several times 2 MiB: neighbours are told by where one ends, not by 2 MiB"
-        )
+        return "a large segment is a multiple of 2 MiB: recognize neighbours by where one ends, not by 2 MiB"
     if "opposite" in name:
         return "blocks are on `memory.free` in any order: look for neighbours by their addresses, not by their places"
     new = [each for each in got if each not in before]
@@ -382,11 +380,11 @@ def why_put_back(name, got, before, merged, gone):
     if merged in new and gone:
         return "the neighbours are part of the new block now: take them off `memory.free`, or they are handed out twice"
     if any(each[:2] == merged[:2] for each in new):
-        return f"the joined block is of the stream of its parts, {merged[2]}"
+        return f"the merged block belongs to the stream of its parts, {merged[2]}"
     if any(each[1] == merged[1] for each in new):
-        return "the joined block begins where the first of its parts began"
+        return "the merged block begins where the first of its parts began"
     if "after" in name and not [each for each in gone if each not in got]:
-        return "neighbours that are free have to become one, or memory falls to pieces: a large request finds none"
+        return "merge free neighbours: otherwise memory is fragmented, and a large request finds no block"
     return "there can be a free neighbour before it, after it, or both"
 
 
@@ -425,23 +423,28 @@ def check_release(answer, variant):
         found = Counter(log)
         waits = [entry for entry in memory.waiting if entry[0] is block]
         others = len(memory.waiting) - len(waits)
-        expect(f"{text}: others on `memory.waiting`", others, 1, slip="who waits already goes on waiting: append")
+        expect(
+            f"{text}: others on `memory.waiting`",
+            others,
+            1,
+            slip="blocks that wait already must stay on the list: append to it",
+        )
         if any("host waits" in each for each in log):
             raise AnswerError(
                 f"{text}: expected the host to go on, got a host that waits\n"
-                "likely slip: to record an event is to leave a mark in a queue; the block waits for it, not the host"
+                "likely slip: recording an event puts a marker into a queue; the block waits for it, not the host"
             )
         if not users:
-            slip = "nobody else uses it: what its own stream does next comes after what it has done"
+            slip = "no other stream uses it: what its own stream does next comes after what it has done"
             expect(f"{text}: what was done", log, ["put back 0"], slip=slip)
             expect("entries of it on `memory.waiting`", len(waits), 0, slip=slip)
             continue
         wanted = Counter(f"event on stream {stream}" for stream in users)
         slip = None
         if 0 in users and not found["event on stream 0"]:
-            slip = "stream 0 is a stream like any other: it is the default one"
+            slip = "stream 0 is a valid stream: it is the default one"
         elif found["put back 0"] and idle:
-            slip = "whether an event has happened is asked before the next `malloc`, by `collect`"
+            slip = "`collect` asks before the next `malloc` whether an event has happened"
         elif found["put back 0"]:
             slip = "it is free at once, while other streams still read it" + (
                 "; it waits for their events, and `collect` puts it back" if waits else ": reused too early"
@@ -449,7 +452,7 @@ def check_release(answer, variant):
         elif found["event on stream 1"]:
             slip = "the event belongs on the streams that use the block, `block.users`, not on the block's own"
         elif not found and waits:
-            slip = "an event is recorded when `record` is called: now, and not when somebody looks at the entry"
+            slip = "call `record` now: it must not be called only when the entry is read later"
         elif sum(found.values()) < len(users):
             slip = "every stream in `block.users` has a queue of its own, and needs an event of its own"
         expect(f"{text}: what was done", sorted(found.elements()), sorted(wanted.elements()), slip=slip)
@@ -500,7 +503,7 @@ def check_collect(answer, variant):
     if any("host waits" in each for each in log):
         raise AnswerError(
             "expected the host to go on, got a host that waits\n"
-            "likely slip: before every `malloc` the host asks what has happened, `event.query()`, and goes on"
+            "likely slip: before every `malloc` the host asks what has happened, with `event.query()`, and continues"
         )
     back = [number for number, past in enumerate(pasts) if all(past)]
     got = sorted(int(each.split()[-1].replace(",", "")) // size for each in log if each.startswith("put back"))
@@ -509,7 +512,7 @@ def check_collect(answer, variant):
         "one event is not enough: each stream that uses the block has one, and all have to have happened": [
             number for number, past in enumerate(pasts) if any(past)
         ],
-        "it stops at the first that has not happened; those behind it may be free all the same": back[:first],
+        "continue after an event that has not happened: later blocks may be free all the same": back[:first],
         "an entry was passed over: a list that loses entries while you go over it skips the next one": None,
         "every event of a block has to have happened, not the last of them alone": [
             number for number, past in enumerate(pasts) if past[-1]
@@ -520,8 +523,8 @@ def check_collect(answer, variant):
         "every event of a block has to have happened, those in the middle as well": [
             number for number, past in enumerate(pasts) if past[0] and past[-1]
         ],
-        "one block is not all: others behind it may be free as well": back[:1],
-        "nobody was asked whether the events have happened": list(range(count)),
+        "continue after the first block: later ones may be free as well": back[:1],
+        "`event.query()` says whether an event has happened, and was never called": list(range(count)),
         "the blocks have to be free again: `put_back(memory, block)`": [],
     }
     missing = [number for number in back if number not in got]
@@ -535,19 +538,19 @@ def check_collect(answer, variant):
         "blocks still on `memory.waiting`",
         left,
         [number for number in range(count) if number not in back],
-        slip="what was put back waits no more: left on the list it is put back again, and two get the same bytes",
+        slip="take what is put back off the list: otherwise a later call puts it back again, and two get its bytes",
     )
     answer(memory, put_back_of(log))
     expect("blocks put back by another call, with nothing new", len(log), len(back))
     of_two = next(events for block, events in memory.waiting if block is used[pasts.index([False, False])])
     of_two[0].past = True
     answer(memory, put_back_of(log))
-    slip = "each call asks for all events of an entry: those that have not happened stay with it"
+    slip = "each call queries all events of an entry: those that have not happened stay with it"
     expect("blocks put back by a call after one of two events has happened", len(log) - len(back), 0, slip=slip)
     for event in every:
         event.past = True
     answer(memory, put_back_of(log))
-    slip = "what has not happened yet may have by the next call: ask anew"
+    slip = "an event that has not happened yet may have happened by the next call: query it again"
     expect("blocks put back in all, after every event has happened", len(log), count, slip=slip)
 
     # Many of them
@@ -571,7 +574,7 @@ def check_collect(answer, variant):
         "a block whose event happens during the call: lists that it is on",
         len(memory.waiting) + len(memory.free) - 1,
         1,
-        slip="two queries can have two answers: ask each event once, and do both things by its answer",
+        slip="two queries can give two answers: query each event once, and use that answer for both lists",
     )
 
 
@@ -639,9 +642,11 @@ def check_malloc_or_retry(answer, variant):
         "what was done where there is room",
         log,
         ["malloc", f"new segment of {SEGMENT:,}"],
-        slip="the cache is given back only when `malloc` has found nothing: to do so is what makes a retry slow",
+        slip="give the cache back only if `malloc` has found nothing: this is what makes a retry slow",
     )
-    expect("`memory.retries` where there is room", memory.retries, 3, slip="only what had to be tried again counts")
+    expect(
+        "`memory.retries` where there is room", memory.retries, 3, slip="count only requests that had to be tried again"
+    )
     expect("what is returned", getattr(block, "size", None), SEGMENT)
 
     # There is none, and then there is: all that can come back is needed
@@ -662,20 +667,25 @@ def check_malloc_or_retry(answer, variant):
         "`memory.free` afterwards (bytes)",
         sorted(each.size for each in memory.free),
         [size, SEGMENT],
-        slip="what went back to the device is still on `memory.free`: it would be handed out, and is not there",
+        slip="what went back to the device is still on `memory.free`: it would be handed out although it is gone",
     )
     expect(
         "`memory.segments` afterwards",
         sorted(memory.segments.values()),
         [2 * SEGMENT, 5 * SEGMENT],
-        slip="what went back to the device is no longer one of `memory.segments`: strike it out",
+        slip="remove the segments that went back to the device from `memory.segments`",
     )
-    expect("blocks on `memory.waiting`", len(memory.waiting), 0, slip="what was put back waits no more")
-    slip = "count every retry once, on top of those before: it is what users look at"
+    expect(
+        "blocks on `memory.waiting`",
+        len(memory.waiting),
+        0,
+        slip="remove the blocks that were put back from `memory.waiting`",
+    )
+    slip = "add one to the count for every retry, and keep those before: users look at this number"
     expect("`memory.retries`, 3 before", memory.retries, 4, slip=slip)
-    slip = "wait for the device, once: one after the other, events cost as many stops"
+    slip = "wait once, for the device: waiting for each event stops the host as often"
     expect("how often the host has waited for the device", log.count("the host waits for the device"), 1, slip=slip)
-    expect("calls of `malloc`", log.count("malloc"), 2, slip="one more attempt, and no third")
+    expect("calls of `malloc`", log.count("malloc"), 2, slip="there is one more attempt, and no third")
     expect("requests of `malloc` (bytes, stream)", requests, 2 * [(nbytes, 1)], slip=SAME_REQUEST)
 
     # Nothing waits, and there is a segment to give back
@@ -687,7 +697,7 @@ def check_malloc_or_retry(answer, variant):
     except MemoryError as error:
         raise AnswerError(
             "nothing waits, and a segment of another stream is free: expected a block, got MemoryError\n"
-            "likely slip: what is free can be given back whether anything has waited or not"
+            "likely slip: a free segment can be given back even if no block was waiting"
         ) from error
     expect("requests of `malloc` (bytes, stream)", requests, 2 * [(SEGMENT, 3)], slip=SAME_REQUEST)
 
@@ -698,16 +708,16 @@ def check_malloc_or_retry(answer, variant):
         block = answer(memory, 6 * SEGMENT, 1, malloc, put_back)
     except MemoryError:
         expect("`memory.retries`, 3 before", memory.retries, 4, slip="this was a retry, too")
-        expect("calls of `malloc`", log.count("malloc"), 2, slip="one more attempt, and no third")
+        expect("calls of `malloc`", log.count("malloc"), 2, slip="there is one more attempt, and no third")
         return
     except RuntimeError as error:
         raise AnswerError(
             f"no room even with the cache given back: expected MemoryError, got {type(error).__name__}\n"
-            "likely slip: whoever calls catches MemoryError, as the docstring has promised"
+            "likely slip: the docstring promises MemoryError, and the caller catches nothing else"
         ) from error
     raise AnswerError(
         f"no room even with the cache given back: expected MemoryError, got {'None' if block is None else 'a block'}\n"
-        "likely slip: whoever gets None here writes to address 0: raise MemoryError"
+        "likely slip: raise MemoryError: a caller that received None would write to address 0"
     )
 
 
@@ -721,17 +731,17 @@ def why_no_room(log, memory):
     if log.count("malloc") < 2:
         return "after the cache is given back, `malloc` is tried once more"
     if "the host waits for the device" not in log:
-        return "what waits for events cannot come back before they have happened: `memory.device.synchronize()`"
+        return "blocks that wait for events come back only after these: call `memory.device.synchronize()`"
     if not back and memory.waiting:
         return "after the synchronization every waiting block can come back: `put_back` all of them"
     if not back:
-        return "what has waited becomes one with its free neighbours, and its segment whole, only by `put_back`"
+        return "only `put_back` merges a block with its free neighbours, and so makes its segment whole"
     if len(back) == 1:
         return f"of two blocks on `memory.waiting` one was passed over: {SKIPS}"
     if not given:
         return "free memory of another stream does not help this one: the device has to get it back"
     if given[0] < back[0]:
-        return "given back too early: what has waited makes further segments whole"
+        return "given back too early: the blocks that were waiting make further segments whole"
     starts = [int(log[number].split()[-1].replace(",", "")) for number in given]
     if len(given) > 4 or 4 * SEGMENT in starts:
         return (
@@ -740,13 +750,13 @@ def why_no_room(log, memory):
         )
     left = [block for block in memory.free if memory.segments.get(block.start) == block.size]
     if len(given) == 1 and starts != [9 * SEGMENT]:
-        return "one segment is not all: give every one back that is free from end to end"
+        return "give back every segment that is entirely free, not only one of them"
     if starts == [9 * SEGMENT]:
         return "free memory of another stream does not help this one: give its segments back, too"
     if left and all(block.stream == 1 for block in left):
         return "the request's own stream has whole segments, too: two of them are no room for one that is larger"
     if len(left) == 1:
-        return "which segments are free from end to end is known only after all that has waited was put back"
+        return "put all waiting blocks back first: only then is it known which segments are entirely free"
     if left:
         return f"a whole segment was passed over: {SKIPS}"
     return None
@@ -908,7 +918,7 @@ def check_limited(answer, limit, program, what):
         got = limited_log(answer, limit, program)
     except IndexError as error:
         raise AnswerError(
-            f"{what}: {error}\nlikely slip: there is no free to wait for; ask how many there are first"
+            f"{what}: {error}\nlikely slip: there is no free to wait for: check the length of the queue first"
         ) from error
     for _, unit in program:
         unit.state = states[id(unit)]
@@ -944,9 +954,9 @@ def why_limited(got, wanted, what):
         return [each for each in log if each.startswith(word)]
 
     if of(got, "gather") != of(wanted, "gather") or of(got, "free") != of(wanted, "free"):
-        return "every call is handed on to `gather` and `free`, whatever else is done"
+        return "pass every call on to `gather` and `free`, whatever else is done"
     if "known after" in what:
-        return "which unit is the root is known late: read `unit.freed_after_forward` at each call"
+        return "it is known late which unit is the root: read `unit.freed_after_forward` at each call"
     if "again and again" in what and len(of(got, "wait")) < len(of(wanted, "wait")):
         return "a unit is freed twice in a step, and more often in several: each free has an event of its own"
     waits, right = of(got, "wait"), of(wanted, "wait")
@@ -957,33 +967,33 @@ def why_limited(got, wanted, what):
         return "the unit's last kernels are on the stream that is current at its free: ask for it then"
     if len(of(got, "event")) > len(of(wanted, "event")):
         if "stay unsharded" in what:
-            return "units that stay unsharded do not count: nobody waits for their memory, and their free is far off"
+            return "units that stay unsharded do not count: they are freed much later, and no gather needs their memory"
         return "`free` of a unit that is sharded already frees nothing: no event for it"
     if "without a use" in what:
-        return "a unit whose gather is under way is not sharded: to free it frees memory, too"
+        return "a unit whose gather is in progress is not sharded: freeing it frees memory, too"
     if not of(got, "event"):
         return "after a free an event has to be recorded, or there is nothing to wait for"
     if not waits:
-        return "nobody waits: before a gather the host has to wait for the oldest of `limit` frees"
+        return "the host never waits: before a gather it has to wait for the oldest of `limit` frees"
     if got[at : at + 2] == wanted[at : at + 2][::-1] and wanted[at].startswith("wait"):
-        return "first the host waits, then the gather is issued: issued before, it finds no memory free"
+        return "wait first, then issue the gather: otherwise it finds no free memory"
     following = next((each for each in got[at:] if not each.startswith("wait")), "")
     if following in ("gather root", "gather kept") and got[at].startswith("wait"):
-        return "to gather a unit that stays unsharded is no reason to wait"
+        return "gathering a unit that stays unsharded is no reason to wait"
     if "wait for None" in waits:
         return "the events to wait for are those recorded at the frees"
     if any("wait" in each for each in got[:4]) or len(waits) > len(set(waits)):
-        return "an event that was waited for has happened: take it off the queue"
+        return "remove an event from the queue once the host has waited for it"
     numbers = [int(each.split()[-1]) for each in waits]
     oldest = [int(each.split()[-1]) for each in right]
     if set(oldest) < set(numbers) and len(numbers) > len(oldest):
         if "while the one before" in what:
-            return "what is gathered already needs no room: the host waits for nothing then"
+            return "a unit that is gathered already needs no room, so the host does not wait"
         return "the host waits for more than it must: fewer than `limit` frees may stay ahead of the device"
     if set(numbers) < set(oldest) and "three" in what:
         return "more than one event may have to leave the queue: wait as long as there are `limit` or more"
     if set(numbers) < set(oldest):
-        return "one unit too many: with `limit` frees still ahead the host waits already"
+        return "one unit too many: the host has to wait as soon as `limit` frees are ahead of the device"
     return "the host waits for the oldest free, which is the first to happen: a queue, first in, first out"
 
 
@@ -1047,7 +1057,9 @@ def again_once_gathered(limit, whole, units, gather):
 
 
 PREFETCH_MISTAKES = {
-    "the cap does not hold: what has no room now is put off": with_room(lambda limit, whole, units: len(units)),
+    "the limit does not hold: postpone the units for which there is no room": with_room(
+        lambda limit, whole, units: len(units)
+    ),
     "one too many: gather while *fewer* than `limit` are unsharded": with_room(
         lambda limit, whole, units: max(0, limit + 1 - len(whole))
     ),
@@ -1058,7 +1070,7 @@ PREFETCH_MISTAKES = {
     "units are unsharded that are not on the list: all of `whole` counts": with_room(
         lambda limit, whole, units: max(0, limit - sum(unit.state is not SHARDED for unit in units))
     ),
-    "`gather` puts the unit on `whole`: counted once more, it takes two units' room": with_room(
+    "`gather` puts the unit on `whole`: counted there and once more, it takes the room of two": with_room(
         lambda limit, whole, units: -(-left(limit, whole, units) // 2)
     ),
     "gather as long as there is room, not one unit for each call": with_room(
@@ -1067,16 +1079,18 @@ PREFETCH_MISTAKES = {
     "more can be unsharded than `limit` (nested units): then there is no room, not a negative one": with_room(
         lambda limit, whole, units: limit - len(whole)
     ),
-    "behind a unit that is gathered already others may have room": with_room(up_to_a_ready_one),
-    "the order is that of use: the first is needed first": with_room(left, order=lambda sharded: sharded[::-1]),
+    "continue after a unit that is gathered already: there may be room for later ones": with_room(up_to_a_ready_one),
+    "keep the order of use: the first unit is needed first": with_room(left, order=lambda sharded: sharded[::-1]),
     "a unit that is gathered already is not gathered again": gathered_again,
-    "a unit whose gather is over is not SHARDED either: ask for SHARDED, the other states are two": again_once_gathered,
-    "what is put off is forgotten: who returns it not, gathers it late": with_rest(lambda put_off, given, ready: []),
-    "what was gathered is not put off": with_rest(lambda put_off, given, ready: given),
-    "a unit that is gathered already is not put off": with_rest(
+    "units in either of the other two states are gathered already: compare with SHARDED": again_once_gathered,
+    "return the postponed units: those that are forgotten are gathered too late": with_rest(
+        lambda put_off, given, ready: []
+    ),
+    "a unit that has just been gathered is not postponed": with_rest(lambda put_off, given, ready: given),
+    "a unit that was gathered before is not postponed": with_rest(
         lambda put_off, given, ready: [unit for unit in given if unit in put_off or unit in ready]
     ),
-    "in their order, the next one to be used first": with_rest(lambda put_off, given, ready: put_off[::-1]),
+    "return them in the order of use, the next one first": with_rest(lambda put_off, given, ready: put_off[::-1]),
 }
 
 
@@ -1120,7 +1134,7 @@ def prefetched_once(answer, limit, whole, units):
 
 @check("8.7")
 def check_prefetch_within(answer, variant):
-    """In the order of use while there is room; the rest is put off, in order, and nothing is lost."""
+    """In the order of use while there is room; the rest is postponed, in order, and nothing is lost."""
     size = 3 + variant.size % 4
     got, wanted = prefetched(answer, size), prefetched(in_order, size)
     differs = [each for each in wanted if got[each] != wanted[each]]
@@ -1129,7 +1143,7 @@ def check_prefetch_within(answer, variant):
     what = next((each for each in differs if got[each][:3] != wanted[each][:3]), differs[0])
     if isinstance(got[what].put_off, str):
         kind = got[what].put_off
-        raise AnswerError(f"{what}: expected the list of units that are put off, got {kind}: return it")
+        raise AnswerError(f"{what}: expected the list of postponed units, got {kind}: return it")
     made = {words: prefetched(mistake, size) for words, mistake in PREFETCH_MISTAKES.items()}
     gathers = [words for words, found in made.items() if all(found[w].gathered == got[w].gathered for w in wanted)]
     slips = [words for words, found in made.items() if all(found[w][:3] == got[w][:3] for w in wanted)]
@@ -1137,10 +1151,10 @@ def check_prefetch_within(answer, variant):
         slips += gathers
     slip = next(iter(slips), "gather as long as there is room, and return the rest")
     expect(f"{what}: units gathered", got[what].gathered, wanted[what].gathered, slip=slip)
-    expect(f"{what}: units put off", got[what].put_off, wanted[what].put_off, slip=slip)
-    slip = "the list is the caller's, who may need it again: make one of your own"
+    expect(f"{what}: postponed units", got[what].put_off, wanted[what].put_off, slip=slip)
+    slip = "the list belongs to the caller, who may need it again: build a new one"
     expect(f"{what}: `units` afterwards", got[what].units, wanted[what].units, slip=slip)
-    slip = "`whole` is the caller's, in the order of the gathers, and `gather` adds to it: only count it"
+    slip = "`whole` belongs to the caller, and `gather` adds to it: only read its length"
     expect(f"{what}: `whole` has what it had, and what was gathered", got[what].untouched, True, slip=slip)
 
 
@@ -1203,7 +1217,7 @@ def limit_of(answer, case):
         limit = answer(case.budget, blocks, held)
     except ValueError:
         limit = "ValueError"
-    slip = "the lists are the caller's, who may need them again: `reversed`, and no `reverse`"
+    slip = "the lists belong to the caller, who may need them again: use `reversed`, not `reverse`"
     expect("`blocks` and `held` afterwards", [blocks, held], [case.blocks, case.held], slip=slip)
     return limit
 
@@ -1223,14 +1237,14 @@ def why_limit(got, wanted, cases):
         return [sum(blocks[i : i + k]) for i in range(len(blocks) - k + 1)]
 
     slips = {
-        "one unit at a time is the least that can compute: say that it does not fit": wanted,
+        "at least one unit has to fit: raise ValueError if it does not": wanted,
         "the heaviest blocks are not unsharded at one time unless they are neighbours": all_with(
             lambda k, blocks, held: max(held) + sum(sorted(blocks)[-k:])
         ),
         "the largest `held` and the heaviest run of blocks belong to different moments: add what is there at one": (
             all_with(lambda k, blocks, held: max(held) + max(runs(k, blocks)))
         ),
-        "backward goes towards block 0: beside block j are j - 1, j - 2, ..., gathered ahead": all_with(
+        "backward goes towards block 0: next to block j, blocks j - 1, j - 2, ... are gathered ahead": all_with(
             lambda k, blocks, held: max(held[j] + sum(blocks[j : j + k]) for j in range(len(blocks)))
         ),
         "there is no block before block 0: a slice that begins below 0 is counted from the end, and is empty": all_with(
@@ -1241,7 +1255,7 @@ def why_limit(got, wanted, cases):
                 held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(k - 1, len(blocks))
             )
         ),
-        "what is held besides has to fit, too": all_with(lambda k, blocks, held: max(runs(k, blocks))),
+        "`held` has to fit as well": all_with(lambda k, blocks, held: max(runs(k, blocks))),
         "each block's moment counts, and the heaviest of them has to fit, not the last": all_with(
             lambda k, blocks, held: held[-1] + sum(blocks[-k:])
         ),

@@ -285,7 +285,7 @@ def deliver_three(answer, means, values, named):
                     f"bytes behind `mean`, {what}",
                     nbytes(buffer),
                     0,
-                    slip="its memory is still there, whoever may refer to it: `device.free`",
+                    slip="its memory is still there: release it with `device.free`, even if others refer to it",
                 )
             if number and shard.grad is not grad_before:
                 raise AnswerError(
@@ -720,7 +720,7 @@ def check_accumulate(answer, variant):
         at = f"communicate={communicate}: "
         wanted = [2 * number for number in (1, 2, 3)] if communicate else [0, 0, 2]
         for rank, found in enumerate(each[communicate] for each in seen):
-            slip = "the list is the caller's, who may need it again: go over it, and take nothing away"
+            slip = "the list belongs to the caller, who may need it again: iterate over it, and remove nothing"
             expect(f"{at}micro-batches on the list after a call", found.left, MICRO, rank=rank, slip=slip)
             if found.rows != [2] * 2 * MICRO:
                 raise AnswerError(

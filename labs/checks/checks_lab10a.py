@@ -489,7 +489,7 @@ def filled_in(answer, variant, dtype):
 def other_error(error):
     return AnswerError(
         f"values that are left unwritten: expected RuntimeError, got {type(error).__name__}: {error}\n"
-        "likely slip: whoever calls catches RuntimeError, as the docstring has promised"
+        "likely slip: the docstring promises RuntimeError, and the caller catches nothing else"
     )
 
 

@@ -247,7 +247,7 @@ def fake_units(variant, rank, dtype=torch.float32):
         comm.world = world
 
 
-KEEPERS = "every rank that has a `keep` keeps, whatever its number: ask `keep is not None`"
+KEEPERS = "every rank that has a `keep` uses it, whatever its number: test `keep is not None`"
 EVERYBODY = "every rank takes part in every all-gather, also one that keeps nothing"
 
 
@@ -281,7 +281,9 @@ def check_kept(found, variant, dtype, keeper):
             left,
             0,
             rank=rank,
-            slips={"nothing is freed: the model stays whole beside its state dict": everything} if everywhere else {},
+            slips={"nothing is freed: the entire model stays unsharded next to its state dict": everything}
+            if everywhere
+            else {},
             slip="each unit is freed as soon as it has been kept, on ranks that keep nothing too",
         )
         expect(
@@ -310,7 +312,7 @@ def check_kept(found, variant, dtype, keeper):
             slips={"a tied parameter is kept once, and all of its names lead to it": len(wanted)},
             slip="once per parameter, with its whole value",
         )
-        slip = "what `keep` returns stands under all names of a parameter, and not a copy of it: it may be anything"
+        slip = "put what `keep` returns under all names of a parameter, not a copy of it: it may be any object"
         expect(f"objects under 1.weight, {' and '.join(TIED)}", objects, 1, rank=rank, slip=slip)
         tied = "a plain module's state dict has all names of a tied weight"
         missing = wanted.keys() - result.keys()
@@ -397,12 +399,12 @@ def check_rows(answer, whole, ranks, which=""):
         sizes,
         slips={
             "one element is not a number: [1] is a row, which one rank has": [1] * ranks if shape == [1] else None,
-            "the remainder belongs to nobody: round up": [floor] * ranks,
-            "what is left over to the last rank: round up, and the last ranks have fewer": [
+            "the remaining rows belong to no rank: round up": [floor] * ranks,
+            "all remaining rows went to the last rank: round up, and the last ranks have fewer": [
                 *[floor] * (ranks - 1),
                 len(whole) - floor * (ranks - 1),
             ],
-            "as even as can be is another layout: ceil(rows / N) each, as long as there are any": even,
+            "this is as even as possible, and another layout: ceil(rows / N) each, as long as there are any": even,
         },
     )
     for rank, (first, part) in enumerate(got):
@@ -418,7 +420,7 @@ def check_rows(answer, whole, ranks, which=""):
                 f"{what}, rank {rank}'s rows: expected {whole.dtype}, got {part.dtype}\n"
                 "likely slip: a checkpoint keeps each tensor's dtype: copy without converting"
             )
-        slip = "its rows do not lie one behind the other: index it" if which else None
+        slip = "its rows are not next to each other in memory: index it" if which else None
         slip = slip or "whole rows, in the tensor's other dimensions"
         expect(f"{what}, rank {rank}'s rows", part, expected, slip=slip)
         held = part.untyped_storage().nbytes()
@@ -499,7 +501,9 @@ def check_empty(answer, generator):
         answer(torch.empty(0, 3), 6, [])
     except Exception as error:
         text = f"an `out` without rows, and no pieces: expected no error, got {type(error).__name__}: {error}"
-        raise AnswerError(f"{text}\nlikely slip: what has no rows lacks none, however few pieces there are") from error
+        raise AnswerError(
+            f"{text}\nlikely slip: an `out` without rows lacks none, however few pieces there are"
+        ) from error
 
 
 def check_many(answer):
@@ -553,7 +557,7 @@ def check_lost(answer, whole, lost, first):
         raise AnswerError(f"{what}: expected a ValueError, got {type(error).__name__}") from error
     raise AnswerError(
         f"{what}: expected a ValueError, got nothing\n"
-        "likely slip: what nobody fills keeps whatever memory held: count the rows that were found"
+        "likely slip: rows that are never filled keep what the memory held: count the rows that were found"
     )
 
 
@@ -597,7 +601,7 @@ def check_fill(answer, whole, then, now, shuffle):
             elif isinstance(error, ValueError):
                 slip = "no row is missing: look at every piece there is, in whatever order they come"
             elif isinstance(error, IndexError):
-                slip = "there need not be a piece per rank: as many ranks saved as saved"
+                slip = "there need not be a piece for each rank: any number of ranks may have saved"
             text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             raise AnswerError(f"{what}: {text}\nlikely slip: {slip}") from error
         if len(out) and bool(torch.isnan(out).all()):
@@ -612,9 +616,9 @@ def check_fill(answer, whole, then, now, shuffle):
             )
         shifted = "the right row for each: row `low` is number `low - first` of `out`, `low - piece.first` of the piece"
         numbered = pieces[rank].rows[: len(out)] if rank < then else None
-        pieces_of = "there need not be a piece per rank: as many ranks saved as saved"
+        pieces_of = "there need not be a piece for each rank: any number of ranks may have saved"
         expect(f"{what}, `out`", out, wanted, slips={pieces_of: numbered}, slip=shifted)
-        slip = "the list is the caller's, who may need it again: `sorted` makes one, `sort` changes it"
+        slip = "the list belongs to the caller, who may need it again: `sorted` makes a new one, `sort` changes it"
         kept = [each is piece for each, piece in zip(given, order, strict=False)]
         expect(f"{what}, pieces in their places afterwards", kept, [True] * len(order), slip=slip)
         reads = [piece.reads for piece in pieces]
@@ -774,7 +778,7 @@ def check_states(seen, units, itemsize):
             peak,
             largest,
             rank=rank,
-            slip="the buffer comes from `device.empty(..., 'communication', ...)`, or nobody can count it",
+            slip="allocate the buffer with `device.empty(..., 'communication', ...)`, so that its bytes are counted",
         )
         if rank:
             expect("the result", result, {}, rank=rank, slip="a rank whose `keep` is None gets an empty dict")
@@ -810,7 +814,7 @@ def check_states(seen, units, itemsize):
         if not own:
             raise AnswerError(
                 "rank 0, values with memory of their own: expected all, got some that share theirs\n"
-                "likely slip: Adam adds 1 to each parameter's `step`: if they are one tensor, each adds for all"
+                "likely slip: Adam adds 1 to each parameter's `step`: with a shared tensor, each adds for all"
             )
 
 
@@ -1038,7 +1042,7 @@ def check_full(answer, variant, first, rank, number):
     if rank not in turns.errors:
         raise AnswerError(
             f"{what}: expected rank {rank} to raise it, got it swallowed\n"
-            "likely slip: who swallows an error says that all is well, and the caller deletes the checkpoint before"
+            "likely slip: do not swallow the error: the caller would delete the previous checkpoint, and has no other"
         )
     if not isinstance(turns.errors[rank], OSError):
         raise AnswerError(
@@ -1048,7 +1052,7 @@ def check_full(answer, variant, first, rank, number):
     if any(each[1] == "rename" and WHOLE in each[2:] for each in disk.log[at:]):
         raise AnswerError(
             f"{what}: expected no checkpoint, got one named {WHOLE.name} that lacks it\n"
-            "likely slip: who comes to a barrier says that he has written: after an error no more barriers"
+            "likely slip: call no barrier after an error: a barrier says that this rank has written its files"
         )
     return True
 
@@ -1064,7 +1068,7 @@ def check_left_over(answer, variant):
     if WHOLE in disk.folders and found != files.keys():
         raise AnswerError(
             f"a killed run has left {PART}: expected FileExistsError on rank 0, got its files in {WHOLE}\n"
-            "likely slip: what another run has begun is not yours: `make_folder` raises so that you stop"
+            "likely slip: the folder is that of another run: `make_folder` raises so that you stop"
         )
     if WHOLE not in disk.folders and 0 not in turns.errors:
         raise AnswerError(
@@ -1094,7 +1098,7 @@ def check_commit_case(answer, variant, first, *names):
             )
         )
     check_log(what, disk, files)
-    slip = "the files are the caller's, who may need them again: go over them, and take nothing away"
+    slip = "the files belong to the caller, who may need them again: iterate over them, and remove nothing"
     expect(f"{what}, ranks whose `files` have changed", disk.emptied, [], slip=slip)
 
 
@@ -1158,7 +1162,7 @@ def check_log(what, disk, files):
             "a folder is a file too, with names in it: sync the part before it is renamed",
         )
     if folder < max(written.values()):
-        fail("the sync of the part: expected after all files", "names that come later are not on the disk with it")
+        fail("the sync of the part: expected after all files", "it saves no names that are added afterwards")
     end = min((place for place, e in enumerate(log) if e[1:] == ("sync", Path("run")) and place > at), default=None)
     if end is None:
         fail(
@@ -1169,7 +1173,7 @@ def check_log(what, disk, files):
     if returns:
         fail(
             f"a return before the checkpoint has its name: expected none, got rank {returns[0]}'s",
-            "who returns may delete the checkpoint before this one: the last barrier is for that",
+            "after its return, a rank may delete the previous checkpoint: hence the last barrier",
         )
 
 
@@ -1299,19 +1303,19 @@ def why_units(what, model, got, wanted, blocks):
     elif any(not next(iter(modules[name].parameters()), None) is not None for name in more):
         slip = "a module without parameters makes no unit"
     elif "layers" in more:
-        slip = "what is left over of a list of blocks, once they are units, has no parameters"
+        slip = "once its blocks are units, a list of blocks has no parameters left"
     elif any(block.startswith(f"{name}.") for name in less for block in blocks):
-        slip = "on the way down, too, what counts of a module is what lies outside the blocks in it"
+        slip = "on the way down, too, only the parameters outside its blocks count"
     elif children & set(less) and not children & got:
         slip = "no block is found to mix: if `skip` has the block itself, no parameter of it is left to look at"
     elif more and all(any(name.startswith(f"{other}.") for other in wanted - set(blocks)) for name in more):
-        slip = "go no deeper than you must: a module that is trained through and through is one unit, not several"
+        slip = "go no deeper than necessary: a module that is trained entirely is one unit, not several"
     elif any(not p.requires_grad for name in more for p in modules[name].parameters()) and less:
         slip = "separate the trained ones: frozen modules stay together in what is left of the block"
     elif any(not p.requires_grad for name in more for p in modules[name].parameters()):
-        slip = "a unit of frozen parameters more: the block's own unit has them already"
+        slip = "one unit of frozen parameters too many: the block's own unit has them already"
     elif any(name.startswith(block + ".") for name in more for block in blocks) or more:
-        slip = "a unit that does not mix needs no separating: every unit more is a message more"
+        slip = "a unit that does not mix needs no separation: every additional unit is an additional message"
     elif any(name == "tail" for name in less):
         slip = "the root is a unit too: what no block holds can mix as well"
     elif less:

@@ -154,7 +154,7 @@ def check_make_groups(answer, variant):
             with world_of(rank, ranks, made[rank]):
                 given = [list(group) for group in sharding], [list(group) for group in replicas]
                 returned.append(answer(*given))
-            slip = "the lists are the caller's, who may need them again: go over them, and take nothing away"
+            slip = "the lists belong to the caller, who may need them again: iterate over them, and remove nothing"
             expect(f"{setting}`sharding` and `replicas` afterwards", given, (sharding, replicas), rank=rank, slip=slip)
         for rank, got in enumerate(returned):
             expect(
@@ -571,7 +571,7 @@ def check_traffic(answer, variant):
         setting = f"{ranks} ranks, {per_host} per host, F = {factor}" + ", the root alone" * (len(units) == 1)
         if getattr(got, "_fields", None) != ("sharding", "replicas", "leaves"):
             raise AnswerError(f"{setting}: expected a Traffic, `Traffic(...)`, got {type(got).__name__}")
-        slip = "the list is the caller's, who may need it again: `units[0]`, and no `pop`"
+        slip = "the list belongs to the caller, who may need it again: use `units[0]`, not `pop`"
         expect(f"{setting}: `units` afterwards", given, units, slip=slip)
         share, copies = (factor - 1) / factor, ranks // factor
         expect(

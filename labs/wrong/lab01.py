@@ -276,7 +276,7 @@ Clears the input for the next step while it is under way.
   result = work()
 + full.zero_()
 """)
-wrong("1.3", "it comes from `device.empty`").diff("""
+wrong("1.3", "so that its bytes are counted").diff("""
 Takes its buffer from torch, where nobody counts it.
 - part = device.empty(full.numel() // group.size(), full.dtype, "communication", full.device)
 + part = torch.empty(full.numel() // group.size(), dtype=full.dtype, device=full.device)
@@ -550,7 +550,7 @@ Runs the broadcast's rounds backwards, the largest distance first.
 - distance *= 2
 + distance //= 2
 """)
-wrong("1.5", "it comes from `device.empty`").diff("""
+wrong("1.5", "so that its bytes are counted").diff("""
 Takes its buffers from torch, where nobody counts them.
 - ranks = group.size()
 + ranks, distance = group.size(), 1
@@ -741,7 +741,7 @@ Binds the name `output` to the result.
 - output.copy_(partial)
 + output = partial
 """)
-wrong("1.6", "it comes from `device.empty`").diff("""
+wrong("1.6", "so that its bytes are counted").diff("""
 Takes its buffers from torch, where nobody counts them.
 - chunks = full.view(ranks, output.numel())
 + chunks = full.view(ranks, -1)
@@ -969,7 +969,7 @@ Divides the whole instead of its own chunk.
 + if op == "mean":
 +     full /= ranks
 """)
-wrong("1.8", "it comes from `device.empty`").diff("""
+wrong("1.8", "so that its bytes are counted").diff("""
 Takes its buffer from torch, where nobody counts it.
 - full = device.empty(ranks * length, tensor.dtype, "communication", tensor.device).zero_()
 + full = torch.zeros(ranks * length, dtype=tensor.dtype, device=tensor.device)

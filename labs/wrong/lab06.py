@@ -83,7 +83,7 @@ Where the host waits for a piece, it waits for the whole device.
 - host = ends[-1]
 + host = max(ends)
 """)
-wrong("6.1", "take nothing away").diff("""
+wrong("6.1", "and change nothing").diff("""
 Takes the pieces off the list that it was given.
 - host, free, ends = 0.0, dict[str, float](), list[float]()
 - for piece in queued:
@@ -166,7 +166,7 @@ Waits for the device first, to be safe.
 """)
 
 
-@wrong("6.2", "the host asks until the event has happened")
+@wrong("6.2", "the host polls the event")
 def order_streams(giver, taker):
     """The host waits by asking again and again."""
     event = giver.record_event()
@@ -566,7 +566,7 @@ def missing_waits(log):
     return found
 
 
-wrong("6.4", "take nothing away").diff("""
+wrong("6.4", "and change nothing").diff("""
 Takes the lines off the log that it was given.
 - sure = {}  # by stream, the gathers that are over before whatever it does next
 - events = {}
@@ -729,7 +729,7 @@ Knows of two readers.
 + first, second = readers
 + for reader in (first, second):
 """)
-wrong("6.5", "take nothing away").diff("""
+wrong("6.5", "and change nothing").diff("""
 Takes the readers off the list that it was given.
 - for reader in readers:
 -     with device.on_stream(reader):
@@ -753,7 +753,7 @@ def free(buffer, readers):
             buffer.untyped_storage().resize_(0)
 
 
-wrong("6.5", "the host asks until the event has happened").diff("""
+wrong("6.5", "the host polls the event").diff("""
 Asks until each reader is done.
   for reader in readers:
 +     event = reader.record_event()
@@ -963,7 +963,7 @@ Names a list of its own.
 - under_way.append(unit)
 + under_way = [unit]
 """)
-wrong("6.6", "the host asks until the event has happened").diff("""
+wrong("6.6", "the host polls the event").diff("""
 Asks until the gradient is there, and orders the streams as well.
 - stream.wait_stream(device.current_stream(unit.device))
 + event = device.current_stream(unit.device).record_event()

@@ -113,7 +113,7 @@ Asks the device for what was asked of it.
 + memory.segments[start] = size
 + block = Block(start, size, stream)
 """)
-wrong("8.1", "whoever calls decides what to do then").diff("""
+wrong("8.1", "the caller decides what to do").diff("""
 Gives up where there is a way out.
 - return None
 + raise MemoryError
@@ -122,7 +122,7 @@ wrong("8.1", "every segment is entered in `memory.segments`").diff("""
 Forgets which segments there are.
 - memory.segments[start] = whole
 """)
-wrong("8.1", "whoever does that counts it").diff("""
+wrong("8.1", "only a retry is counted").diff("""
 Counts a retry where there is none yet.
   if start is None:
 +     memory.retries += 1
@@ -132,7 +132,7 @@ Wants a block that is larger, not as large.
 - fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
 + fitting = [block for block in memory.free if block.stream == stream and block.size > size]
 """)
-wrong("8.1", "0 is an address like any other").diff("""
+wrong("8.1", "0 is a valid address: the device returns None").diff("""
 Takes address 0 for no address.
 - if start is None:
 + if not start:
@@ -188,7 +188,7 @@ torch's rule for large requests: a rest of less than 1 MiB stays with the block.
 - if block.size > size:
 + if block.size - size >= (ROUND if size <= 2**20 else 2**20):
 """)
-wrong("8.1", "to wait for the device, and to ask once more, is a retry").diff("""
+wrong("8.1", "waiting for the device and asking again is a retry").diff("""
 Waits for the device when it is full.
   if start is None:
 +     memory.device.synchronize()
@@ -198,7 +198,7 @@ Takes stream 0 for no stream in particular.
 - fitting = [block for block in memory.free if block.stream == stream and block.size >= size]
 + fitting = [block for block in memory.free if (not stream or block.stream == stream) and block.size >= size]
 """)
-wrong("8.1", "it comes back when its events have happened").diff("""
+wrong("8.1", "they come back when their events have happened").diff("""
 Forgets what waits when the device is full.
   if start is None:
 +     memory.waiting.clear()
@@ -207,7 +207,7 @@ Forgets what waits when the device is full.
 # 8.2
 
 
-@wrong("8.2", "memory falls to pieces")
+@wrong("8.2", "otherwise memory is fragmented")
 def put_back(memory, block):
     """Never merges."""
     memory.free.append(block)
@@ -277,7 +277,7 @@ def put_back(memory, block):
     memory.free.append(block)
 
 
-@wrong("8.2", "is of the stream of its parts")
+@wrong("8.2", "belongs to the stream of its parts")
 def put_back(memory, block):
     """Makes a new block, of stream 0."""
     start, size = block.start, block.size
@@ -308,7 +308,7 @@ Joins within 2 MiB only.
 """)
 
 
-@wrong("8.2", "0 is an address and a stream like any other")
+@wrong("8.2", "0 is a valid address and a valid stream")
 def put_back(memory, block):
     """Takes address 0 for no neighbour."""
     before = next((each for each in memory.free if each.start + each.size == block.start), None)
@@ -389,7 +389,7 @@ def release(memory, block, put_back):
     block.users.clear()
 
 
-@wrong("8.3", "asked before the next `malloc`, by `collect`")
+@wrong("8.3", "`collect` asks before the next `malloc`")
 def release(memory, block, put_back):
     """Asks at once whether the events have happened."""
     events = [memory.device.record(stream) for stream in block.users]
@@ -400,14 +400,14 @@ def release(memory, block, put_back):
         memory.waiting.append((block, events))
 
 
-wrong("8.3", "goes on waiting: append").diff("""
+wrong("8.3", "must stay on the list: append").diff("""
 Puts a new list in the place of those that wait.
 - memory.waiting.append((block, [memory.device.record(stream) for stream in sorted(block.users)]))
 + memory.waiting = [(block, [memory.device.record(stream) for stream in block.users])]
 """)
 
 
-@wrong("8.3", "and not when somebody looks at the entry")
+@wrong("8.3", "only when the entry is read later")
 def release(memory, block, put_back):
     """Records lazily."""
     if not block.users:
@@ -418,7 +418,7 @@ def release(memory, block, put_back):
         memory.waiting.append((block, map(memory.device.record, users)))
 
 
-wrong("8.3", "stream 0 is a stream like any other").diff("""
+wrong("8.3", "stream 0 is a valid stream").diff("""
 Takes stream 0 for no stream.
 - if block.users:
 + if any(block.users):
@@ -436,7 +436,7 @@ Takes a block back when one of its streams is through.
 """)
 
 
-@wrong("8.4", "it stops at the first that has not happened")
+@wrong("8.4", "continue after an event that has not happened")
 def collect(memory, put_back):
     """Looks at the head of the list only."""
     while memory.waiting and all(event.query() for event in memory.waiting[0][1]):
@@ -451,7 +451,7 @@ def collect(memory, put_back):
         put_back(memory, memory.waiting.pop()[0])
 
 
-wrong("8.4", "left on the list it is put back again").diff("""
+wrong("8.4", "otherwise a later call puts it back again").diff("""
 Leaves what it takes back on the list.
 - for entry in list(memory.waiting):
 -     block, events = entry
@@ -469,7 +469,7 @@ def collect(memory, put_back):
             put_back(memory, entry[0])
 
 
-@wrong("8.4", "nobody was asked")
+@wrong("8.4", "and was never called")
 def collect(memory, put_back):
     """Takes everything back, happened or not."""
     while memory.waiting:
@@ -482,7 +482,7 @@ def collect(memory, put_back):
     memory.waiting[:] = [entry for entry in memory.waiting if not all(event.query() for event in entry[1])]
 
 
-@wrong("8.4", "two queries can have two answers")
+@wrong("8.4", "two queries can give two answers")
 def collect(memory, put_back):
     """Asks once to put back, and once more to strike off."""
     for block, events in memory.waiting:
@@ -499,7 +499,7 @@ Looks at the last event of each.
 - put_back(memory, block)
 + put_back(memory, entry[0])
 """)
-wrong("8.4", "others behind it may be free as well").diff("""
+wrong("8.4", "later ones may be free as well").diff("""
 Stops after one block.
 - block, events = entry
 - if all(event.query() for event in events):
@@ -513,7 +513,7 @@ Asks for the first event and the last.
 - if all(event.query() for event in events):
 + if events[0].query() and events[-1].query():
 """)
-wrong("8.4", "may have by the next call").diff("""
+wrong("8.4", "may have happened by the next call").diff("""
 Keeps each event's first answer.
 - if all(event.query() for event in events):
 + for event in events:
@@ -536,7 +536,7 @@ Begins anew after each block, by a call.
 + put_back(memory, block)
 + return collect(memory, put_back)
 """)
-wrong("8.4", "is to wait for it").diff("""
+wrong("8.4", "is waiting for it: query it once").diff("""
 Asks until the events have happened.
 - if all(event.query() for event in events):
 -     memory.waiting.remove(entry)
@@ -579,7 +579,7 @@ Gives every free block back.
 - raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
 + raise MemoryError
 """)
-wrong("8.5", "it would be handed out, and is not there").diff("""
+wrong("8.5", "it would be handed out although it is gone").diff("""
 Leaves what it has given back on the list of free blocks.
 - for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
 -     memory.free.remove(free)
@@ -592,21 +592,21 @@ Leaves what it has given back on the list of free blocks.
 - raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
 + raise MemoryError
 """)
-wrong("8.5", "it is what users look at").diff("""
+wrong("8.5", "users look at this number").diff("""
 Does not count.
 - memory.retries += 1
 
 - raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
 + raise MemoryError
 """)
-wrong("8.5", "writes to address 0").diff("""
+wrong("8.5", "would write to address 0").diff("""
 Returns None where nothing helps.
 - if block is None:
 -     raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
 """)
 
 
-@wrong("8.5", "to do so is what makes a retry slow")
+@wrong("8.5", "this is what makes a retry slow")
 def malloc_or_retry(memory, nbytes, stream, malloc, put_back):
     """Empties the cache before every request."""
     memory.device.synchronize()
@@ -633,7 +633,7 @@ Takes back what waits, and gives nothing back.
 - raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
 + raise MemoryError
 """)
-wrong("8.5", "only by `put_back`").diff("""
+wrong("8.5", "only `put_back` merges").diff("""
 Puts what has waited on the list by hand.
 - while memory.waiting:
 -     put_back(memory, memory.waiting.pop()[0])
@@ -683,7 +683,7 @@ Removes from the free blocks while it goes over them.
 - raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
 + raise MemoryError
 """)
-wrong("8.5", "known only after all that has waited was put back").diff("""
+wrong("8.5", "only then is it known which segments").diff("""
 Makes its list of whole segments too early.
   memory.device.synchronize()
 + whole = [each for each in memory.free if memory.segments.get(each.start) == each.size]
@@ -709,7 +709,7 @@ Takes every segment for one of 2 MiB.
 - raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
 + raise MemoryError
 """)
-wrong("8.5", "one segment is not all").diff("""
+wrong("8.5", "not only one of them").diff("""
 Gives back one segment, the first.
 - for free in [each for each in memory.free if memory.segments.get(each.start) == each.size]:
 -     memory.free.remove(free)
@@ -724,7 +724,7 @@ Gives back one segment, the first.
 - raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
 + raise MemoryError
 """)
-wrong("8.5", "on top of those before").diff("""
+wrong("8.5", "and keep those before").diff("""
 Sets the count to 1.
 - memory.retries += 1
 + memory.retries = 1
@@ -738,7 +738,7 @@ Gives back only segments of the request's own stream.
 - raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
 + raise MemoryError
 """)
-wrong("8.5", "events cost as many stops").diff("""
+wrong("8.5", "waiting for each event stops the host as often").diff("""
 Waits for the events of those that wait, block by block, not for the device.
 - memory.device.synchronize()
 - while memory.waiting:
@@ -751,7 +751,7 @@ Waits for the events of those that wait, block by block, not for the device.
 - raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
 + raise MemoryError
 """)
-wrong("8.5", "whether anything has waited or not").diff("""
+wrong("8.5", "even if no block was waiting").diff("""
 Raises at once if there is nothing to give back.
   block = malloc(memory, nbytes, stream)
   if block is None:
@@ -769,7 +769,7 @@ Rounds the second attempt up.
 +     block = malloc(memory, whole, stream)
 + if block is None:
 """)
-wrong("8.5", "whoever calls catches MemoryError").diff("""
+wrong("8.5", "and the caller catches nothing else").diff("""
 Raises what torch raises.
 - raise MemoryError(f"no {nbytes:,} bytes, even with every unused segment given back")
 + raise RuntimeError("out of memory")
@@ -777,7 +777,7 @@ Raises what torch raises.
 
 # 8.6
 
-wrong("8.6", "nobody waits: before a gather").diff("""
+wrong("8.6", "the host never waits: before a gather").diff("""
 Records events, and waits for none.
 - frees = deque()
 - def limited_gather(unit):
@@ -794,7 +794,7 @@ Waits for the newest free.
 - frees.popleft().synchronize()
 + frees.pop().synchronize()
 """)
-wrong("8.6", "with `limit` frees still ahead the host waits already").diff("""
+wrong("8.6", "as soon as `limit` frees are ahead").diff("""
 One too many.
 - while len(frees) >= limit:
 + while len(frees) > limit:
@@ -813,7 +813,7 @@ An event for every call of free.
 - if counts:
 + if unit.freed_after_forward:
 """)
-wrong("8.6", "what is gathered already needs no room").diff("""
+wrong("8.6", "gathered already needs no room, so").diff("""
 Waits before every call of gather.
 - if unit.state is SHARDED and unit.freed_after_forward:
 + if unit.freed_after_forward:
@@ -825,7 +825,7 @@ Waits for all frees once there are `limit`.
 + if unit.state is SHARDED and unit.freed_after_forward and len(frees) >= limit:
 +     while frees:
 """)
-wrong("8.6", "take it off the queue").diff("""
+wrong("8.6", "once the host has waited for it").diff("""
 Waits for the first free again and again.
 - if unit.state is SHARDED and unit.freed_after_forward:
 -     while len(frees) >= limit:
@@ -861,7 +861,7 @@ Waits before the root's gather, too.
 - if unit.state is SHARDED and unit.freed_after_forward:
 + if unit.state is SHARDED:
 """)
-wrong("8.6", "it finds no memory free").diff("""
+wrong("8.6", "it finds no free memory").diff("""
 Gathers, and waits then.
 - if unit.state is SHARDED and unit.freed_after_forward:
 -     while len(frees) >= limit:
@@ -890,7 +890,7 @@ Counts all but the root.
 - counts = unit.state is not SHARDED and unit.freed_after_forward
 + counts = unit.state is not SHARDED and not unit.is_root
 """)
-wrong("8.6", "to free it frees memory").diff("""
+wrong("8.6", "freeing it frees memory").diff("""
 No event for a unit whose gather is still under way.
   def rate_limit(gather, free, limit):
 +     from minifsdp.fsdp.unit import UNSHARDED
@@ -939,7 +939,7 @@ One queue for all limiters.
 # 8.7
 
 
-@wrong("8.7", "the cap does not hold")
+@wrong("8.7", "the limit does not hold")
 def prefetch_within(limit, whole, units, gather):
     """Gathers all."""
     for unit in units:
@@ -953,7 +953,7 @@ Gathers once more than there is room.
 - while waiting and len(whole) < limit:
 + while waiting and len(whole) <= limit:
 """)
-wrong("8.7", "what is put off is forgotten").diff("""
+wrong("8.7", "return the postponed units").diff("""
 Drops what has no room.
 - return waiting
 + return []
@@ -963,7 +963,7 @@ Gathers whatever is on the list.
 - waiting = [unit for unit in units if unit.state is SHARDED]
 + waiting = list(units)
 """)
-wrong("8.7", "the order is that of use").diff("""
+wrong("8.7", "keep the order of use").diff("""
 Takes the last first.
 - gather(waiting.pop(0))
 + gather(waiting.pop())
@@ -980,7 +980,7 @@ def prefetch_within(limit, whole, units, gather):
     return waiting[room:]
 
 
-@wrong("8.7", "what was gathered is not put off")
+@wrong("8.7", "a unit that has just been gathered")
 def prefetch_within(limit, whole, units, gather):
     """Returns all that it was given."""
     for unit in units:
@@ -989,7 +989,7 @@ def prefetch_within(limit, whole, units, gather):
     return list(units)
 
 
-@wrong("8.7", "expected the list of units that are put off")
+@wrong("8.7", "expected the list of postponed units")
 def prefetch_within(limit, whole, units, gather):
     """Returns nothing."""
     for unit in units:
@@ -997,7 +997,7 @@ def prefetch_within(limit, whole, units, gather):
             gather(unit)
 
 
-@wrong("8.7", "the list is the caller's")
+@wrong("8.7", "the list belongs to the caller")
 def prefetch_within(limit, whole, units, gather):
     """Takes from the list that it was given."""
     while units and len(whole) < limit:
@@ -1016,7 +1016,7 @@ def prefetch_within(limit, whole, units, gather):
     return waiting[limit:]
 
 
-wrong("8.7", "it takes two units' room").diff("""
+wrong("8.7", "it takes the room of two").diff("""
 Puts what it gathers on `whole` itself, where `gather` has put it.
 - gather(waiting.pop(0))
 + unit = waiting.pop(0)
@@ -1025,7 +1025,7 @@ Puts what it gathers on `whole` itself, where `gather` has put it.
 """)
 
 
-@wrong("8.7", "others may have room")
+@wrong("8.7", "there may be room for later ones")
 def prefetch_within(limit, whole, units, gather):
     """Stops at the first unit that is gathered already."""
     units = list(units)
@@ -1056,7 +1056,7 @@ Fills up to the limit but one: keeps room for the unit that computes.
 """)
 
 
-@wrong("8.7", "a unit that is gathered already is not put off")
+@wrong("8.7", "a unit that was gathered before is not postponed")
 def prefetch_within(limit, whole, units, gather):
     """Puts gathered units off, too."""
     rest = list(units)
@@ -1067,14 +1067,14 @@ def prefetch_within(limit, whole, units, gather):
     return rest
 
 
-wrong("8.7", "the other states are two").diff("""
+wrong("8.7", "units in either of the other two states").diff("""
 Leaves out units whose gather is under way, not those that are gathered.
   def prefetch_within(limit, whole, units, gather):
 +     from minifsdp.fsdp.unit import GATHERING
 - waiting = [unit for unit in units if unit.state is SHARDED]
 + waiting = [unit for unit in units if unit.state is not GATHERING]
 """)
-wrong("8.7", "only count it").diff("""
+wrong("8.7", "only read its length").diff("""
 Sorts the list of what is unsharded.
   gather(waiting.pop(0))
 + whole.sort(key=lambda unit: unit.name)
@@ -1101,7 +1101,7 @@ Adds two maxima of different moments.
 - raise ValueError(f"{budget:,} bytes are not enough for one unit at a time")
 + raise ValueError("not even one unit fits")
 """)
-wrong("8.8", "beside block j are j - 1").diff("""
+wrong("8.8", "next to block j, blocks j - 1").diff("""
 Gathers ahead in the wrong direction.
 - peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks)))
 - if peak <= budget:
@@ -1109,7 +1109,7 @@ Gathers ahead in the wrong direction.
 - raise ValueError(f"{budget:,} bytes are not enough for one unit at a time")
 + raise ValueError("not even one unit fits")
 """)
-wrong("8.8", "what is held besides has to fit, too").diff("""
+wrong("8.8", "`held` has to fit as well").diff("""
 Looks at the gathered units alone.
 - peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks)))
 - if peak <= budget:
@@ -1140,7 +1140,7 @@ Wants a byte to spare.
 - raise ValueError(f"{budget:,} bytes are not enough for one unit at a time")
 + raise ValueError("not even one unit fits")
 """)
-wrong("8.8", "say that it does not fit").diff("""
+wrong("8.8", "raise ValueError if it does not").diff("""
 Returns 0 where nothing fits.
 - peak = max(held[j] + sum(blocks[max(0, j - k + 1) : j + 1]) for j in range(len(blocks)))
 - if peak <= budget:
@@ -1166,7 +1166,7 @@ Looks at the moment of the last block only.
 """)
 
 
-@wrong("8.8", "`reversed`, and no `reverse`")
+@wrong("8.8", "use `reversed`, not `reverse`")
 def largest_limit(budget, blocks, held):
     """Reverses the lists that it was given."""
     blocks.reverse()

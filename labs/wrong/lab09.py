@@ -140,7 +140,7 @@ Adds in the mean's dtype.
 - shard.grad.add_(mean)
 + shard.grad.copy_(shard.grad.to(mean.dtype) + mean)
 """)
-wrong("9.2", "whoever may refer to it").diff("""
+wrong("9.2", "even if others refer to it").diff("""
 Drops the name of the mean, not its memory.
 - device.free(mean)
 + del mean
@@ -830,7 +830,7 @@ Knows micro-batches of two parts.
 """)
 
 
-@wrong("9.5", "take nothing away")
+@wrong("9.5", "and remove nothing")
 def accumulate(model, micro_batches, communicate):
     """Takes the last one off the list."""
     count = len(micro_batches)

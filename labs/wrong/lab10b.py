@@ -25,7 +25,7 @@ Gathers everything, keeps, frees everything.
 +     for names_of_one, view in zip(names, flat.views, strict=True):
 +         if keep is not None:
 """)
-wrong("10b.1", "the model stays whole beside its state dict").diff("""
+wrong("10b.1", "stays unsharded next to its state dict").diff("""
 Frees nothing.
 - if keep is not None:
 -     for names_of_one, view in zip(names, flat.views, strict=True):
@@ -122,7 +122,7 @@ Casts to fp32 in a buffer of its own.
 - kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
 + kept.update(dict.fromkeys(names_of_one, keep(view.detach().float())))
 """)
-wrong("10b.1", "stands under all names of a parameter, and not a copy").diff("""
+wrong("10b.1", "under all names of a parameter, not a copy").diff("""
 Copies what was kept for the second name.
 - for names_of_one, view in zip(names, flat.views, strict=True):
 -     kept.update(dict.fromkeys(names_of_one, keep(view.detach())))
@@ -139,7 +139,7 @@ Knows parameters of two names at most.
 
 # 10b.2
 
-wrong("10b.2", "the remainder belongs to nobody").diff("""
+wrong("10b.2", "the remaining rows belong to no rank").diff("""
 Rounds down.
 - size = -(-len(whole) // ranks)
 - first = min(rank * size, len(whole))
@@ -147,7 +147,7 @@ Rounds down.
 + size = len(whole) // ranks
 + return rank * size, whole[rank * size : (rank + 1) * size].clone()
 """)
-wrong("10b.2", "what is left over to the last rank").diff("""
+wrong("10b.2", "all remaining rows went to the last rank").diff("""
 Rounds down, and the last rank takes the rest.
 - size = -(-len(whole) // ranks)
 - first = min(rank * size, len(whole))
@@ -156,7 +156,7 @@ Rounds down, and the last rank takes the rest.
 + end = len(whole) if rank == ranks - 1 else (rank + 1) * size
 + return rank * size, whole[rank * size : end].clone()
 """)
-wrong("10b.2", "as even as can be is another layout").diff("""
+wrong("10b.2", "this is as even as possible").diff("""
 Uses tensor_split.
 - size = -(-len(whole) // ranks)
 - first = min(rank * size, len(whole))
@@ -206,7 +206,7 @@ Takes one element for a number.
 - size = -(-len(whole) // ranks)
 + size = -(-len(whole) // ranks) if whole.dim() else 0
 """)
-wrong("10b.2", "do not lie one behind the other").diff("""
+wrong("10b.2", "are not next to each other in memory").diff("""
 Takes the tensor to be contiguous.
 - return first, whole[first : first + size].clone()
 + row = whole[:1].numel() if len(whole) else 0
@@ -239,7 +239,7 @@ def fill_rows(out, first, pieces):
     out.copy_(whole[first : first + len(out)])
 
 
-@wrong("10b.3", "there need not be a piece per rank")
+@wrong("10b.3", "there need not be a piece for each rank")
 def fill_rows(out, first, pieces):
     """Takes the piece of its own rank's number."""
     number = first // len(out) if len(out) else 0
@@ -331,7 +331,7 @@ def fill_rows(out, first, pieces):
         raise ValueError("rows are missing")
 
 
-wrong("10b.3", "`sorted` makes one").diff("""
+wrong("10b.3", "`sorted` makes a new one").diff("""
 Sorts the list that it was given.
   def fill_rows(out, first, pieces):
 +     pieces.sort(key=lambda piece: piece.first)
@@ -388,7 +388,7 @@ Reads a piece of no rows.
 - raise ValueError(f"{found} of the {len(out)} rows from {first} on are in the pieces")
 + raise ValueError("rows are missing")
 """)
-wrong("10b.3", "what has no rows lacks none, however few pieces").diff("""
+wrong("10b.3", "an `out` without rows lacks none, however few pieces").diff("""
 Wants a piece, whatever is asked for.
 - found = 0
 + if not pieces:
@@ -441,7 +441,7 @@ def whole_states(units, optimizer, group, keep):
     return kept
 
 
-@wrong("10b.4", "if they are one tensor, each adds for all")
+@wrong("10b.4", "with a shared tensor, each adds for all")
 def whole_states(units, optimizer, group, keep):
     """Hands the unit's own step to all its parameters."""
     kept = {}
@@ -519,7 +519,7 @@ def whole_states(units, optimizer, group, keep):
     return kept
 
 
-@wrong("10b.4", "the buffer comes from `device.empty")
+@wrong("10b.4", "allocate the buffer with `device.empty")
 def whole_states(units, optimizer, group, keep):
     """Gathers into a tensor that nobody counts."""
     kept = {}
@@ -825,7 +825,7 @@ wrong("10b.5", "sync the part before it is renamed").diff("""
 The files' names in the part are never synced.
 - disk.sync(part)
 """)
-wrong("10b.5", "names that come later are not on the disk with it").diff("""
+wrong("10b.5", "it saves no names that are added afterwards").diff("""
 Syncs the part while it is empty.
   disk.make_folder(part)
 + disk.sync(part)
@@ -838,7 +838,7 @@ The rename itself is never synced.
   disk.sync(folder)
 + disk.rename(part, whole)
 """)
-wrong("10b.5", "the last barrier is for that").diff("""
+wrong("10b.5", "hence the last barrier").diff("""
 The others go on while rank 0 renames.
       disk.sync(folder)
 - barrier()
@@ -868,7 +868,7 @@ Makes and syncs the files, and then fills them.
 +     disk.sync(part / file)
 - disk.sync(part / file)
 """)
-wrong("10b.5", "after an error no more barriers").diff("""
+wrong("10b.5", "call no barrier after an error").diff("""
 Comes to the barrier though a write has failed, so that nobody hangs.
 - for file, content in files.items():
 -     disk.write(part / file, content)
@@ -881,7 +881,7 @@ Comes to the barrier though a write has failed, so that nobody hangs.
 + finally:
 +     barrier()
 """)
-wrong("10b.5", "who swallows an error says that all is well").diff("""
+wrong("10b.5", "do not swallow the error").diff("""
 Goes on when the disk is full.
 - disk.write(part / file, content)
 - disk.sync(part / file)
@@ -891,7 +891,7 @@ Goes on when the disk is full.
 + except OSError:
 +     pass
 """)
-wrong("10b.5", "what another run has begun is not yours").diff("""
+wrong("10b.5", "the folder is that of another run").diff("""
 Goes on in the part of a killed run.
 - disk.make_folder(part)
 + try:
@@ -904,7 +904,7 @@ A barrier for each file.
   disk.sync(part / file)
 + barrier()
 """)
-wrong("10b.5", "take nothing away").diff("""
+wrong("10b.5", "and remove nothing").diff("""
 Takes files off the dict that it was given.
 - for file, content in files.items():
 + while files:
@@ -954,7 +954,7 @@ def units_for(model, block):
     return units
 
 
-@wrong("10b.6", "go no deeper than you must")
+@wrong("10b.6", "go no deeper than necessary")
 def units_for(model, block):
     """Makes every trained module in a mixed unit a unit of its own."""
     blocks = {module for module in model.modules() if isinstance(module, block)}
@@ -969,7 +969,7 @@ def units_for(model, block):
     return units
 
 
-@wrong("10b.6", "a unit that does not mix needs no separating")
+@wrong("10b.6", "a unit that does not mix needs no separation")
 def units_for(model, block):
     """Separates trained modules wherever there are any."""
     blocks = {module for module in model.modules() if isinstance(module, block)}
@@ -990,7 +990,7 @@ def units_for(model, block):
     return units
 
 
-wrong("10b.6", "a unit of frozen parameters more").diff("""
+wrong("10b.6", "one unit of frozen parameters too many").diff("""
 Gives the frozen modules units of their own as well.
 - if kinds(child) == {True}:
 + if len(kinds(child)) == 1:
@@ -1040,7 +1040,7 @@ def units_for(model, block):
     return units
 
 
-wrong("10b.6", "what is left over of a list of blocks").diff("""
+wrong("10b.6", "once its blocks are units").diff("""
 Takes the list of trained blocks for a trained module.
 - def kinds(module):
 -     inner = [each for each in module.modules() if each in blocks and each is not module]
@@ -1052,7 +1052,7 @@ Takes the list of trained blocks for a trained module.
 + inner = [each for each in top.modules() if each in blocks and each is not top]
 + if len({p.requires_grad for p in find_parameters(top, skip=inner)}) > 1 or inner:
 """)
-wrong("10b.6", "what lies outside the blocks in it").diff("""
+wrong("10b.6", "only the parameters outside its blocks count").diff("""
 Counts the blocks' parameters on the way down.
 - def kinds(module):
 -     inner = [each for each in module.modules() if each in blocks and each is not module]

@@ -225,7 +225,7 @@ def make_groups(sharding, replicas):
     return made[tuple(inside)], made[tuple(across)]
 
 
-wrong("11.2", "take nothing away").diff("""
+wrong("11.2", "and remove nothing").diff("""
 Takes lists off those that it was given.
 - for ranks in lists:
 + while lists:
@@ -575,7 +575,7 @@ Lets replicas leave a host only where sharding groups fill it.
 -     leaves += min(factor, per_host) * replicas
 + leaves = sharding * (factor > per_host) + per_host * replicas * (factor >= per_host)
 """)
-wrong("11.5", "`units[0]`, and no `pop`").diff("""
+wrong("11.5", "use `units[0]`, not `pop`").diff("""
 Takes the root off the list that it was given.
 - sharding = (factor - 1) / factor * (3 * whole - units[0])
 + root = units.pop(0)
