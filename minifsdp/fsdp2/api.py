@@ -160,6 +160,8 @@ def _params_of(modules: Sequence[nn.Module], ignored: Sequence[torch.Tensor]) ->
             raise ValueError(
                 f"fully_shard does not support scalar parameters. Change {name} to a 1D tensor with numel 1."
             )
+        if getattr(p, "grad_dtype", p.dtype) not in (p.dtype, None):
+            raise NotImplementedError(f"{name} has grad_dtype {p.grad_dtype}: leave it unset, and give a reduce_dtype")
         if not p.is_contiguous():
             raise NotImplementedError(f"fully_shard does not support non-contiguous parameters: {name} is {p.stride()}")
     return dict(sorted(params.items(), key=lambda item: -item[0].itemsize))  # wide dtypes first (cut.py, Rows)

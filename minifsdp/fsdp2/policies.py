@@ -51,6 +51,7 @@ def policies(mp_policy: Any, offload_policy: Any) -> tuple[Any, Any]:
 
     Raises:
         TypeError: they are of other kinds, such as FSDP1's.
+        NotImplementedError: the dtype is a function of the parameter (torch 2.15).
     """
     mp_policy = NO_POLICY if mp_policy is None else mp_policy
     offload_policy = ON_DEVICE if offload_policy is None else offload_policy
@@ -58,5 +59,10 @@ def policies(mp_policy: Any, offload_policy: Any) -> tuple[Any, Any]:
         raise refused("mp_policy", mp_policy, "a MixedPrecisionPolicy of fully_shard's, such as MixedPrecisionPolicy()")
     if not is_named(offload_policy, "OffloadPolicy"):
         raise refused("offload_policy", offload_policy, "CPUOffloadPolicy() or OffloadPolicy()")
+    if getattr(mp_policy, "param_dtype_override_fn", None) is not None:
+        raise NotImplementedError(
+            "param_dtype_override_fn is not supported: give the modules that need another dtype a fully_shard and "
+            "mp_policy of their own"
+        )
     check_dtypes("mp_policy", mp_policy, "param_dtype", "reduce_dtype", "output_dtype")
     return mp_policy, offload_policy

@@ -21,7 +21,7 @@ Kind: TypeAlias = Literal["F", "B", "I", "W"]
 
 _ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
 _OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
-_ELSE = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB]\d+)")
+_ELSE = re.compile(r"\d+(UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD|(SEND|RECV|WAIT_SEND)_[FB]\d+)")
 
 
 class Action(NamedTuple):

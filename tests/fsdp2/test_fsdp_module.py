@@ -71,10 +71,15 @@ PLACED = {"shard_placement_fn": lambda p: Shard(1)}
 
 @check()
 def what_is_refused() -> None:
+    class MixedPrecisionPolicy(ours.MixedPrecisionPolicy):
+        param_dtype_override_fn = print  # a field of torch 2.15's
+
     world = dist.get_world_size()
     once = ours.fully_shard(nn.Linear(4, 4))
     noncontiguous = nn.Linear(4, 6)
     noncontiguous.weight = nn.Parameter(torch.ones(4, 6).t())
+    wide = nn.Linear(4, 6, dtype=torch.bfloat16)
+    wide.weight.grad_dtype = torch.float32
     scalar = nn.Module()
     scalar.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
     unnamed = init_device_mesh("cpu", (1, world))
@@ -87,6 +92,7 @@ def what_is_refused() -> None:
         (nn.Linear(4, 4), {"mesh": unnamed}, AssertionError, "mesh_dim_names"),
         (scalar, {}, ValueError, "scale to a 1D tensor"),
         (noncontiguous, {}, NotImplementedError, "non-contiguous parameters: weight"),
+        (wide, {}, NotImplementedError, "weight has grad_dtype torch.float32"),
         (nn.Linear(4, 4), PLACED, ValueError, "bias, which has 1 dimension"),
         (
             nn.Linear(5, 4, bias=False),
@@ -95,6 +101,7 @@ def what_is_refused() -> None:
             "uneven sharding",
         ),
         (nn.Linear(4, 4), {"shard_placement_fn": lambda p: 0}, ValueError, "return Shard"),
+        (nn.Linear(4, 4), {"mp_policy": MixedPrecisionPolicy()}, NotImplementedError, "override_fn"),
         (nn.Linear(4, 4), {"reshard_after_forward": 5}, ValueError, "should be a factor of"),
         (nn.Linear(4, 4), {"reshard_after_forward": "yes"}, TypeError, "give True, False, None or a number"),
     ]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from beside_torch import ours, whole
+from beside_torch import TORCH, ours, whole
 from on_ranks import Checks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -84,7 +84,10 @@ def modules_are_initialized_as_in_one_process(cut: Any) -> None:
     is_initialized_as_in_one_process(cut)
 
 
-@check(ranks=4, cut={"replicated": replicated, "two": in_two_dimensions})
+TWO = {} if TORCH < (2, 12) else {"two": in_two_dimensions}  # torch 2.11 finds no row of a weight that is cut twice
+
+
+@check(ranks=4, cut={"replicated": replicated, **TWO})
 def modules_on_two_dimensions_are_initialized_as_in_one_process(cut: Any) -> None:
     is_initialized_as_in_one_process(cut)
 
@@ -130,8 +133,12 @@ def an_operator_draws_as_in_one_process(draw: Any, rows: int) -> None:
     torch.manual_seed(7)
     expected = draw(start.clone())
     torch.manual_seed(7)
-    drawn = draw(distribute_tensor(start.clone(), mesh, [Shard(0)]))
-    assert torch.equal(whole(drawn), expected)
+    x = distribute_tensor(start.clone(), mesh, [Shard(0)])
+    if draw is FUNCTIONS["transposed"] and x.t().placements[0].is_replicate():  # a copy, from torch 2.15 on
+        with pytest.raises(NotImplementedError, match="would write to a copy"):
+            draw(x)
+    else:
+        assert torch.equal(whole(draw(x)), expected)
 
 
 @check()

@@ -172,7 +172,9 @@ def test_a_table_is_read_as_it_was_written_and_by_torch(tmp_path: Path) -> None:
 
 def test_what_torch_writes_besides_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "theirs.csv"
-    path.write_text("0UNSHARD,0F0,0SEND_F0,,0RECV_B0,(0F1;0B0)OVERLAP_F_B,0REDUCE_GRAD\n")
+    path.write_text(
+        "0UNSHARD,0F0,0SEND_F0,0WAIT_SEND_F0,,0RECV_B0,(0F1;0B0)OVERLAP_F_B,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n"
+    )
     assert read_csv(path) == [[Action(0, "F", 0), Action(0, "F", 1), Action(0, "B", 0)]]
     path.write_text("0F0,0X0\n")
     with pytest.raises(ValueError, match=r"theirs\.csv, rank 0, slot 1: '0X0' is no action"):
