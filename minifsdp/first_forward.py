@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
+from traceback import walk_stack
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 
 from minifsdp import unwritten
 from minifsdp.comm import Group
-from minifsdp.following import release, watch
+from minifsdp.following import is_watched, release, watch
 from minifsdp.private import name_of
 from minifsdp.process_groups import has_store, store_of
 
@@ -39,10 +41,10 @@ _CURE = (
 
 
 class FirstForward:
-    """A model's first forward is still to come; the next one is the first again, if memory has been marked since.
+    """Modules' first forward is still to come; the next one is the first again, if memory has been marked since.
 
     Args:
-        modules: the model's.
+        modules: those that are sharded, averaged or parallelized together, with what is inside them.
     """
 
     def __init__(self, *modules: nn.Module) -> None:
@@ -54,25 +56,47 @@ class FirstForward:
     def comes(self) -> bool:
         return self._marks != unwritten.marks
 
-    def check(self, tensors: Mapping[str, Tensor | None], groups: Iterable[Group]) -> None:
-        """Check that a model may compute; the ranks agree on that the first time.
+    def check(
+        self, modules: Sequence[nn.Module], groups: Iterable[Group], tensors: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Check that modules may compute, and plain ones around them; the ranks agree on that the first time.
 
         Args:
-            tensors: by name, the parameters and buffers, or this rank's parts of them.
-            groups: those that share the model, in the same order on all ranks.
+            modules: those of this forward.
+            groups: those that share the modules, in the same order on all ranks; none: each rank decides by itself.
+            tensors: by name, their parameters and buffers, or this rank's parts of them; by default what they show.
 
         Raises:
             RuntimeError: tensors have no memory or no values, on a rank of the groups; the error names them.
         """
         if torch.compiler.is_compiling():
             return
-        before, lacking = self._marks, _lacking(tensors)
+        outer = _outermost(modules[0])
+        tensors = _placed(modules, tensors, outer)
+        before, lacking = self._marks, _lacking(tensors | _around(outer))
         if before is None:
             lacking = _of_all(lacking, groups)
         if lacking:
             raise RuntimeError(_report(lacking))
-        self._marks = unwritten.marks
-        release(t for t in tensors.values() if t is not None)
+        self._marks = _seen[outer] = unwritten.marks
+        release([*tensors.values(), *outer.buffers()])
+
+
+def check_before_forward(module: nn.Module, group: Group) -> None:
+    """Check a module without a wrapper before its first forward, together with the ranks that share it."""
+    if module not in _alone:
+        module.register_forward_pre_hook(_check_alone, prepend=True)
+    _alone[module] = FirstForward(module), group
+
+
+def _check_alone(module: nn.Module, _: Any) -> None:
+    if module in _alone:  # not a copy
+        first, group = _alone[module]
+        if first.comes:
+            first.check([module], [group])
+
+
+_alone: WeakKeyDictionary[nn.Module, tuple[FirstForward, Group]] = WeakKeyDictionary()
 
 
 def tensors_of(modules: Sequence[nn.Module]) -> dict[str, Tensor]:
@@ -85,11 +109,39 @@ def tensors_of(modules: Sequence[nn.Module]) -> dict[str, Tensor]:
     return found
 
 
-def _lacking(tensors: Mapping[str, Tensor | None]) -> Lacking:
+def _placed(modules: Sequence[nn.Module], tensors: Mapping[str, Tensor] | None, outer: nn.Module) -> dict[str, Tensor]:
+    """The tensors of modules by their names in the outermost one; `tensors`: by their names in the first."""
+    if tensors is not None:
+        place = next(f"{name}." if name else "" for name, module in outer.named_modules() if module is modules[0])
+        return {place + name: t for name, t in tensors.items()}
+    names = {id(t): name for name, t in tensors_of([outer]).items()}
+    return {names.get(id(t), name): t for name, t in tensors_of(modules).items()}
+
+
+def _around(outer: nn.Module) -> dict[str, Tensor]:
+    """The tensors of modules that are in no wrapper, as far as they have memory; once, if they have values."""
+    if _seen.get(outer) == unwritten.marks:
+        return {}
+    free = {id(t) for m in outer.modules() if not is_watched(m) for t in (*m.parameters(False), *m.buffers(False))}
+    return {name: t for name, t in tensors_of([outer]).items() if id(t) in free and not t.is_meta}
+
+
+def _outermost(module: nn.Module) -> nn.Module:
+    """The first of the modules whose calls have led here and that contain this one."""
+    # Only in frames of torch's: a caller's frame would keep what is in its `f_locals` alive.
+    calls = [frame for frame, _ in walk_stack(None) if frame.f_code.co_name == "_call_impl"]
+    callers = [frame.f_locals.get("self") for frame in calls]
+    around = [each for each in callers if isinstance(each, nn.Module) and module in set(each.modules())]
+    return around[-1] if around else module
+
+
+_seen: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""By outermost module, how often memory had been marked when it was checked."""
+
+
+def _lacking(tensors: Mapping[str, Tensor]) -> Lacking:
     found = {
-        name: "parameters" if isinstance(t, nn.Parameter) else "buffers"
-        for name, t in tensors.items()
-        if t is not None and t.is_meta
+        name: "parameters" if isinstance(t, nn.Parameter) else "buffers" for name, t in tensors.items() if t.is_meta
     }
     return found | (dict.fromkeys(unwritten.unwritten_in(tensors), "values") if unwritten.marks else {})
 

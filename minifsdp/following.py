@@ -41,6 +41,11 @@ def watch(module: nn.Module) -> None:
     _watch()
 
 
+def is_watched(module: nn.Module) -> bool:
+    """True if it is such a module."""
+    return module in _watched
+
+
 @cache
 def _watch() -> None:
     """Run `_apply` of all modules, by which `to`, `to_empty` and the like change them, inside `_around`."""
@@ -55,7 +60,7 @@ def _watch() -> None:
 
 
 def _around(module: nn.Module) -> AbstractContextManager[None]:
-    if _Marking.runs or not any(each in _watched for each in module.modules()):
+    if _Marking.runs or not any(map(is_watched, module.modules())):
         return nullcontext()
     return marking(module)
 

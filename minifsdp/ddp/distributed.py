@@ -26,6 +26,7 @@ from minifsdp.ddp.sparse import sparse_parameters
 from minifsdp.ddp.static_graph import StaticGraphReducer
 from minifsdp.ddp.sync import broadcast_from, start_from_rank_0, trainable_parameters
 from minifsdp.ddp.unused import UnusedFindingReducer
+from minifsdp.first_forward import FirstForward
 from minifsdp.kinds import check_flags, check_kind
 from minifsdp.nesting import DDP, refuse_torchs_ddp
 
@@ -156,7 +157,7 @@ class DistributedDataParallel(nn.Module):
         self._comm_hook: tuple[Any, Hook] | None = None
         self._join_config: Any = JoinConfig()  # torch's `Join` puts one of its own here
         self.has_joined = False
-        self._has_run = False
+        self._has_run, self._first = False, FirstForward(module)
         if init_sync:
             start_from_rank_0(module, self.process_group, init_buffers, self.parameters_to_ignore)
         self.reducer = self._make_reducer()
@@ -193,6 +194,8 @@ class DistributedDataParallel(nn.Module):
         source = announce_forward(self, syncs_buffers, reduces) if self._join_config.enable else 0
         if syncs_buffers:
             broadcast_from(source, self.modules_buffers, self.process_group)
+        if self._first.comes:  # by each rank: one alone may run a forward, such as for an evaluation
+            self._first.check([self.module], [])
         if self.device_ids:
             inputs, kwargs = arguments.to_device((inputs, kwargs), self.device)
         outputs = self.module(*inputs, **kwargs)

@@ -48,14 +48,19 @@ def start_from_rank_0(
     "communication" buffer of that tensor's size, which is freed before the next broadcast.
 
     Raises:
-        RuntimeError: as for `check_same_on_all_ranks`, before any value is sent.
+        RuntimeError: as for `check_same_on_all_ranks`, or tensors are on meta, before any value is sent.
         ValueError: a tensor is sharded over these ranks.
     """
     named = named_tensors(module, buffers, ignored)
     for name, tensor in named.items():
         check_replicated(tensor, name, group)
     entries = [describe(name, tensor) for name, tensor in named.items()]
-    check_same_on_all_ranks(entries, next(iter(named.values())).device, group)
+    check_same_on_all_ranks(entries, device.compute_device(None, named.values(), group), group)
+    if on_meta := [name for name, tensor in named.items() if tensor.is_meta]:
+        raise RuntimeError(
+            f"DDP needs tensors with memory, but {', '.join(on_meta)} are on meta: call model.to_empty(device=...) and "
+            "initialize them first"
+        )
     for tensor in named.values():
         broadcast_from_rank_0([tensor], group)
 
@@ -97,7 +102,8 @@ def describe(name: str, tensor: Tensor) -> str:
     """The properties of a tensor on which ranks must agree before they reduce it together, in words."""
     layout = "" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}"
     frozen = " frozen" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else ""
-    return f"{name} ({str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{layout}{frozen})"
+    place = " on meta" if tensor.is_meta else ""
+    return f"{name} ({str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{layout}{frozen}{place})"
 
 
 def check_same_on_all_ranks(entries: list[str], on: torch.device, group: comm.Group, whose: str = "DDP") -> None:

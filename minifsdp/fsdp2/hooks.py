@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minifsdp.first_forward import FirstForward, tensors_of
+from minifsdp.first_forward import FirstForward
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.schedules.overlap import OverlapSchedule
 from minifsdp.fsdp.schedules.sync import SyncSchedule
@@ -121,7 +121,7 @@ class State:
 
     def _check_values(self) -> None:
         groups = groups_on_meshes(p for unit in units_of(self.tree()) for p in unit.shards)
-        self._first.check(tensors_of(self.modules), groups)
+        self._first.check(self.modules, groups)
 
     @property
     def is_root(self) -> bool:

@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from minifsdp import private
 from minifsdp.draws import draw_whole
+from minifsdp.first_forward import check_before_forward
 from minifsdp.kinds import check_count, check_kind
 from minifsdp.local_parts import replaced, sharers
 from minifsdp.nesting import TENSOR_PARALLEL, refuse_nested
@@ -72,21 +73,27 @@ def parallelize_module(
     before_every_step(check_replicas)
     note_parallel(module, mesh_group(mesh, 0))
     draw_whole(mesh)
-    if isinstance(parallelize_plan, LayerStyle):
+    made = _parallelized(module, mesh, parallelize_plan, src_data_rank)
+    check_before_forward(module, mesh_group(mesh, 0))
+    return made
+
+
+def _parallelized(module: nn.Module, mesh: DeviceMesh, plan: Any, src_data_rank: int | None) -> nn.Module:
+    if isinstance(plan, LayerStyle):
         refuse_nested(TENSOR_PARALLEL, module)
-    if isinstance(parallelize_plan, ParallelStyle):
-        parallelize_plan.src_data_rank = src_data_rank
-        return parallelize_plan._apply(module, mesh)
-    if isinstance(parallelize_plan, type):
-        raise TypeError(f"the class {parallelize_plan.__name__} as a style: give an instance, with parentheses")
-    if not isinstance(parallelize_plan, Mapping):
-        raise TypeError(f"a plan is a style or a dict of styles by name, not a {type(parallelize_plan).__name__}")
-    targets = list(_once(_targets(module, parallelize_plan)))
+    if isinstance(plan, ParallelStyle):
+        plan.src_data_rank = src_data_rank
+        return plan._apply(module, mesh)
+    if isinstance(plan, type):
+        raise TypeError(f"the class {plan.__name__} as a style: give an instance, with parentheses")
+    if not isinstance(plan, Mapping):
+        raise TypeError(f"a plan is a style or a dict of styles by name, not a {type(plan).__name__}")
+    targets = list(_once(_targets(module, plan)))
     tied = list(_tied(module, targets))
     names.update({target: name for name, target, _ in targets if name})
     order = {target: index for index, target in enumerate(module.modules())}  # rank 0's values come in this order
     for _, target, style in sorted(targets, key=lambda each: order[each[1]]):
-        parallelize_module(target, mesh, style, src_data_rank=src_data_rank)
+        _parallelized(target, mesh, style, src_data_rank)
     for other, attribute, pair, p in (each for each in tied if each[-1] in replaced):
         if next(other.children(), None) is None:  # a layer, which another call may parallelize or tie again
             sharers[p] = pair
@@ -119,7 +126,7 @@ def _targets(module: nn.Module, plan: Mapping[str, Any]) -> Iterator[Target]:
         check_kind("a key of the plan", pattern, str, "the name of a submodule")
         found = list(_matches(module, pattern.split(".") if pattern else []))
         if not found:
-            warnings.warn(f"no submodule is called {pattern!r}: this entry of the plan changes nothing", stacklevel=3)
+            warnings.warn(f"no submodule is called {pattern!r}: this entry of the plan changes nothing", stacklevel=5)
         for name, target in found:
             yield name, target, style
 

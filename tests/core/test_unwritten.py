@@ -12,13 +12,16 @@ import torch
 import torch.distributed as dist
 from on_ranks import Checks
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from minifsdp import checkpoint, fsdp2, unwritten
+from minifsdp.ddp import DistributedDataParallel as Ddp
 from minifsdp.following import Unwritten, marking, watch
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
 from minifsdp.fsdp import MixedPrecision
 from minifsdp.pipeline import materialize, parameters_on_meta
+from minifsdp.tensor_parallel import ColwiseParallel, parallelize_module
 from minifsdp.unwritten import is_unwritten, mark_unwritten
 
 check = Checks(__name__)
@@ -152,9 +155,95 @@ def a_state_dict_leaves_the_buffers_that_it_has_not(wrap: Callable[[Net], Any]) 
 @check()
 def units_of_an_unsharded_model_are_checked_one_by_one() -> None:
     model = units_alone(on_meta())
-    assert sorted(named(model)) == ["bias", "weight"]
+    assert named(model) == ["a.weight", "a.bias"]
     load(model.a, same().a)
-    assert named(model) == ["inv", "mask", "count", "code"]
+    assert named(model) == list(ROT)
+
+
+@check()
+def what_is_in_no_unit_is_checked_with_the_first() -> None:
+    model = on_meta()
+    fsdp2.fully_shard(model.a)
+    nn.Sequential(model).to_empty(device="cpu")
+    load(model.a, same().a)
+    assert sorted(named(model)) == sorted(["ones", *ROT])
+    by_data(model.rot, Rotary())
+    model.ones.fill_(1)
+    computes_as(model, same())
+
+
+@check(recurse=(True, False))
+def to_empty_module_by_module_is_seen_as_a_whole(recurse: bool) -> None:
+    model = on_meta()
+    fsdp2.fully_shard(fsdp2.fully_shard(model.a) and model)
+    for module in model.modules() if not recurse else (*model.children(), model):
+        module.to_empty(device="cpu", recurse=module is not model and recurse)
+    load(model, same())
+    assert named(model) == list(ROT)
+
+
+@check(forgets=(True, False))
+def ddp_checks_what_it_wraps(forgets: bool) -> None:
+    model = Ddp(Net())
+    model.to_empty(device="cpu")
+    model.module.load_state_dict(same().state_dict())
+    if forgets:
+        assert named(model) == [f"module.{name}" for name in ROT]
+    if dist.get_rank() == 0:  # the others get the buffers in forward
+        by_data(model.module.rot, Rotary())
+    computes_as(model, same())
+
+
+@check()
+def one_rank_alone_may_evaluate_with_ddp() -> None:
+    model: Any = Ddp(nn.Linear(6, 6)).eval()
+    if dist.get_rank() == 0:
+        with torch.no_grad():
+            model(X)
+
+
+@check(rank=(0, 1, None))
+def ddp_names_what_is_on_meta(rank: int | None) -> None:
+    model: nn.Module = on_meta() if rank in (None, dist.get_rank()) else Net()
+    with pytest.raises(RuntimeError, match=r"parameter a\.weight.* on meta") as error:
+        Ddp(model)
+    assert ("finds" in str(error.value)) == (rank is not None)
+
+
+def parallel(model: Net) -> Net:
+    mesh = init_device_mesh("cpu", (2,))
+    return parallelize_module(model, mesh, {"a": ColwiseParallel(output_layouts=Replicate())})  # type: ignore[return-value]
+
+
+@check()
+def tensor_parallelism_checks_before_the_first_forward() -> None:
+    model = parallel(on_meta())
+    with pytest.raises(RuntimeError, match="are on meta"):
+        model(X)
+    model.to_empty(device="cpu")
+    assert sorted(named(model)) == sorted(["a.weight", "a.bias", "ones", *ROT])
+    load(model, same())
+    assert named(model) == list(ROT)
+    if dist.get_rank() == 0:
+        by_data(model.rot, Rotary())
+    assert named(model) == list(ROT)
+    by_data(model.rot, Rotary())
+    computes_as(model, same())
+
+
+@check()
+def parallel_parts_are_named_by_their_place() -> None:
+    model = nn.Sequential(parallel(on_meta()))
+    model.to_empty(device="cpu")
+    load(model[0], same())
+    assert named(model) == [f"0.{name}" for name in ROT]
+
+
+@check()
+def inner_units_of_fsdp1_are_named_by_their_place() -> None:
+    model: Any = nn.Sequential(by_fsdp1(on_meta()))
+    model[0].load_state_dict(same().state_dict())
+    assert named(model) == [f"0.{name}" for name in ROT]
 
 
 def by_data(rot: Any, good: Any) -> None:

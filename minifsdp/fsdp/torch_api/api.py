@@ -130,7 +130,7 @@ class FullyShardedDataParallel(Wrapped):
         )
         check_dtypes("mixed_precision", mixed_precision, "param_dtype", "reduce_dtype", "buffer_dtype")
         construct.warn_if_never_called(module)
-        self._settings, self._first = StateDictSettings(), FirstForward(module)
+        self._settings, self._first = StateDictSettings(), FirstForward(self, module)
         self._ignored = ignored = find_ignored(module, ignored_modules, ignored_states)
         nesting.refuse_nested(nesting.FSDP1, module, ignored.params, ignored.modules)
         strategy = ours(ShardingStrategy, sharding_strategy or ShardingStrategy.FULL_SHARD, "sharding_strategy")
@@ -239,7 +239,7 @@ class FullyShardedDataParallel(Wrapped):
         tensors = {name: t for name, t in tensors_of([self]).items() if t not in shards}
         for place, unit in units:
             tensors |= {place + name: part for name, part in unit.contents.parts().items()}
-        self._first.check(tensors, [group for each in instances for group in each._groups.outermost_first])
+        self._first.check([self], [group for each in instances for group in each._groups.outermost_first], tensors)
 
     def _cast(self, inputs: Any) -> Any:
         """Inputs as the wrapped module expects them, and its buffers as well."""
