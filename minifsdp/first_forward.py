@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from minifsdp import unwritten
 from minifsdp.comm import Group
@@ -85,18 +86,19 @@ class FirstForward:
 def check_before_forward(module: nn.Module, group: Group) -> None:
     """Check a module without a wrapper before its first forward, together with the ranks that share it."""
     if module not in _alone:
-        module.register_forward_pre_hook(_check_alone, prepend=True)
-    _alone[module] = FirstForward(module), group
+        hook = module.register_forward_pre_hook(_check_alone, prepend=True)
+        _alone[module] = FirstForward(module), group, hook
 
 
 def _check_alone(module: nn.Module, _: Any) -> None:
     if module in _alone:  # not a copy
-        first, group = _alone[module]
-        if first.comes:
-            first.check([module], [group])
+        first, group, hook = _alone[module]
+        first.check([module], [group])
+        hook.remove()
+        del _alone[module]
 
 
-_alone: WeakKeyDictionary[nn.Module, tuple[FirstForward, Group]] = WeakKeyDictionary()
+_alone: WeakKeyDictionary[nn.Module, tuple[FirstForward, Group, RemovableHandle]] = WeakKeyDictionary()
 
 
 def tensors_of(modules: Sequence[nn.Module]) -> dict[str, Tensor]:

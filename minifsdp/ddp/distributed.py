@@ -356,7 +356,7 @@ class DistributedDataParallel(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.process_group = comm.world()
+        self.process_group, self._first = comm.world(), FirstForward(self.module)
         self.reducer = self._make_reducer()
 
     def _check_default_group(self) -> None:

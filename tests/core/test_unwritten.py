@@ -182,9 +182,9 @@ def to_empty_module_by_module_is_seen_as_a_whole(recurse: bool) -> None:
     assert named(model) == list(ROT)
 
 
-@check(forgets=(True, False))
-def ddp_checks_what_it_wraps(forgets: bool) -> None:
-    model = Ddp(Net())
+@check(forgets=(True, False), copied=(True, False))
+def ddp_checks_what_it_wraps(forgets: bool, copied: bool) -> None:
+    model = copy.deepcopy(Ddp(Net())) if copied else Ddp(Net())
     model.to_empty(device="cpu")
     model.module.load_state_dict(same().state_dict())
     if forgets:
@@ -229,6 +229,7 @@ def tensor_parallelism_checks_before_the_first_forward() -> None:
     assert named(model) == list(ROT)
     by_data(model.rot, Rotary())
     computes_as(model, same())
+    assert not model._forward_pre_hooks
 
 
 @check()
