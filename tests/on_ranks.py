@@ -40,6 +40,10 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Check = Callable[[], Any]
 
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+SCALES_SUMMANDS = TORCH >= (2, 12)
+"""True if `clip_grad_norm_` scales gradients whose sum over the ranks is pending, without `foreach=False`, too."""
+
 
 class Checks:
     """A file's checks; the decorator that collects them.

@@ -20,8 +20,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Apply = Callable[[Any, nn.Module], nn.Module]  # takes the library
 
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-
 
 def tolerance() -> float:
     """Sums of two numbers do not depend on their order; those of three or four do."""

@@ -13,8 +13,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from beside_torch import TORCH, assert_same, batch, compare, gpt, ours, shard_blocks, theirs, tolerance, train, whole
-from on_ranks import Checks
+from beside_torch import assert_same, batch, compare, gpt, ours, shard_blocks, theirs, tolerance, train, whole
+from on_ranks import TORCH, Checks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard

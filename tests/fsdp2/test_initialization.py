@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from beside_torch import TORCH, ours, whole
-from on_ranks import Checks
+from beside_torch import ours, whole
+from on_ranks import TORCH, Checks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import Checks
+from on_ranks import SCALES_SUMMANDS, Checks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -314,7 +314,12 @@ def the_layouts_of_gradients() -> None:
     assert {p.grad.placements for p in model.parameters()} == {(Partial(),), (Replicate(),), (Shard(0),), (Shard(1),)}
 
 
-@check(ranks=2, sequence=SEQUENCE, p=(1.0, 2.0, 3.0, float("inf")), foreach=(None, True, False))
+@check(
+    ranks=2,
+    sequence=SEQUENCE,
+    p=(1.0, 2.0, 3.0, float("inf")),
+    foreach=(None, True, False) if SCALES_SUMMANDS else (False,),
+)
 def norms_of_gradients(sequence: bool, p: float, foreach: bool | None) -> None:
     model, alone = parallel(tp_mesh(), sequence), small()
     for m in (model, alone):
