@@ -1,12 +1,12 @@
 """Results of operations on unwritten memory, which are unwritten, too.
 
 A cast loses the bits by which unwritten memory is known (unwritten.py): a bool with any other bits than False's becomes
-True, and NaNs become integers. So copies, casts and elementwise operations mark their results again:
+True, and NaNs become integers. So the results of copies, casts and elementwise operations are marked again:
 
-    inside `marking`            all operations, and whatever memory is allocated there
-    `to`, `to_empty`, ...       of watched modules, and of all modules that contain or are inside one: run in `marking`
-    on a buffer of a watched    operations with it, until it has been written, when it becomes a plain tensor: its class
-    module, unwritten so far    `Unwritten` runs them in `marking`
+    inside `marking`: of all operations; and memory that is allocated there is marked
+    inside `_apply`, which `to` and `to_empty` call: of all operations, if the module contains or is a watched one
+    anywhere: of operations on the buffers of such modules that are unwritten after `_apply`. Their class is `Unwritten`
+    until they are written
 
 Nothing is left of this when a model computes.
 """
@@ -95,14 +95,14 @@ class _Marking(TorchDispatchMode):
         if name in ALLOCATING:
             mark_unwritten(result)
         elif isinstance(result, Tensor):
-            for each in gaps:
+            for each in gaps:  # another shape: an operation on DTensors has moved parts between ranks
                 if each.shape == local_of(result).shape or not isinstance(result, DTensor):
                     mark_where(result, each)
         return result
 
 
 def _gaps(func: Any, name: str, args: Any) -> Iterator[Tensor]:
-    """Of the tensors that are read element by element, which elements are unwritten."""
+    """Of the tensors that are read element by element, which elements are unwritten; `where` reads only some."""
     if name in COPYING or (torch.Tag.pointwise in func.tags and name != "where"):
         for each in args[1:] if name == "copy_" else args:
             if isinstance(each, Tensor) and (gaps := gaps_in(each)) is not None:
