@@ -76,23 +76,26 @@ def _rebuilt(tree: Any, changed: Callable[[Any], Any]) -> Any:
         return _like(tree, new)  # batch_sizes stays on CPU
     if isinstance(tree, dict | MappingProxyType):
         items = {key: changed(value) for key, value in tree.items()}
-        pairs = zip(items.values(), tree.values(), strict=True)
+        pairs = list(zip(items.values(), tree.values(), strict=True))
     elif isinstance(tree, list | tuple | set | frozenset):
         items = [changed(each) for each in tree]  # type: ignore[assignment]
-        pairs = zip(items, tree, strict=True)
+        pairs = list(zip(items, tree, strict=True))
     elif _has_state(tree):
-        items, pairs = {}, zip((), (), strict=True)
+        items, pairs = {}, []
     else:
         before, form = _registered(tree)
         values = [changed(each) for each in before]
         same = all(one is other for one, other in zip(values, before, strict=True))
         return tree if same else tree_unflatten(values, form)
-    attributes = [(slot, value, changed(value)) for slot, value in _attributes(tree)] if _has_state(tree) else []
+    items_of = {id(old): new for new, old in pairs}  # an attribute may also be an item
+    inside = changed if _has_state(tree) else lambda each: items_of.get(id(each), each)
+    attributes = [(slot, value, inside(value)) for slot, value in _attributes(tree)]
     if all(new is old for new, old in pairs) and all(new is old for _, old, new in attributes):
         return tree
     made = _like(tree, items)
-    for slot, _, value in attributes:
-        _set(made, slot, value)
+    for slot, old, new in attributes:
+        if new is not old:
+            _set(made, slot, new)
     return made
 
 
@@ -116,6 +119,8 @@ def _like(tree: Any, items: Any) -> Any:
         base.update(made, items)
     else:
         made = base.__new__(cls, items) if isinstance(tree, tuple | frozenset) else base.__new__(cls)
+    if getattr(tree, "__dict__", None) is tree:
+        made.__dict__ = made
     for slot, value in _attributes(tree):
         _set(made, slot, value)
     return made
@@ -136,9 +141,12 @@ def _has_state(tree: Any) -> bool:
 
 
 def _attributes(tree: Any) -> list[tuple[Any, Any]]:
-    """Of an object: by name those in its `__dict__`, and by slot those in its slots."""
+    """Of an object: by name those in its `__dict__`, and by slot those in its slots; not what are its items anyway."""
     cls: Any = type(tree)
-    found = list(getattr(tree, "__dict__", {}).items())
+    if hasattr(cls, "n_sequence_fields"):
+        return []
+    own = getattr(tree, "__dict__", {})
+    found = list(own.items()) if own is not tree else []
     for slot in _slots(cls):
         try:
             found.append((slot, slot.__get__(tree)))

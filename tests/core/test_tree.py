@@ -80,6 +80,14 @@ class Items(dict):  # type: ignore[type-arg]
         self.note = "kept"
 
 
+class ByAttribute(dict):  # type: ignore[type-arg]
+    """Its items are its attributes."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(items)
+        self.__dict__ = self
+
+
 class Doubled(tuple):  # type: ignore[type-arg]
     def __new__(cls, x: Any, number: int) -> "Doubled":
         return super().__new__(cls, (x, 2 * number))
@@ -192,6 +200,18 @@ def test_a_shared_tensor_stays_shared_and_is_changed_once() -> None:
     assert tensors_in([X, (X, shared)]) == [X]
     output = map_tensors(lowered, Output(X))
     assert output.x is output["x"]
+    named = map_tensors(lowered, ByAttribute(x=X, y=[X]))
+    assert named.x is named["x"] is named.y[0]
+    assert named.x.dtype == torch.bfloat16
+    named.z = 1
+    assert named["z"] == 1
+    several = Several(4, X, [X])
+    several.first, several.rest, several.other = several[0], several[1], X.clone()
+    changed = map_tensors(lowered, several)
+    assert changed.first is changed[0] is changed.rest[0]
+    assert changed.rest is changed[1]
+    assert changed.other is several.other, "it is no item"
+    assert several.first is X
 
 
 def test_an_object_may_contain_itself() -> None:
