@@ -152,9 +152,12 @@ def _report(lacking: Lacking) -> str:
     """The problem and the cure; of two problems, the one to solve first."""
     if on_meta := [name for name, what in lacking.items() if what != "values"]:
         kinds = " and ".join(kind for kind in ("parameters", "buffers") if kind in lacking.values())
+        cure = "Call model.to_empty(device=...) and initialize them."
+        if "parameters" not in kinds:  # they may have been loaded
+            cure = "Assign each of them a tensor with its values: to_empty() would discard the parameters' values."
         return (
             f"FSDP {kinds} should be materialized from meta device before training: {', '.join(on_meta)} are on meta. "
-            "Call model.to_empty(device=...) and initialize them."
+            f"{cure}"
         )
     return f"nothing has initialized {', '.join(lacking)}: {_CURE}"
 

@@ -347,10 +347,12 @@ def a_part_of_a_parameter_is_enough() -> None:
 @check()
 def what_is_still_on_meta_is_named() -> None:
     model = fsdp2.fully_shard(on_meta())
-    with pytest.raises(RuntimeError, match=r"from meta device .*: a\.weight, a\.bias, ones, rot\.inv, .* are on meta"):
+    everything = r"from meta device .*: a\.weight, a\.bias, ones, rot\.inv, .* are on meta\. Call model\.to_empty"
+    with pytest.raises(RuntimeError, match=everything):
         model(X)
     model.a.to_empty(device="cpu")
-    assert named(model)[0].startswith("FSDP buffers should be materialized")
+    with pytest.raises(RuntimeError, match=r"FSDP buffers .*: to_empty.. would discard the parameters' values"):
+        model(X)
 
 
 @check()
