@@ -95,6 +95,7 @@ EVENTS = [Piece("link", 2.0), Piece("compute", 3.0, (0,)), Piece("link", 4.0), P
 RUNS_ON = [Piece("link", 5.0), Piece("compute", 1.0, (0,)), Piece("other", 2.0)]
 SLOW_HOST = [Piece("a", 0.25), Piece("b", 0.5), Piece("a", 0.25), Piece("a", 0.25)]
 STOPS = [Piece("a", 3.0, (), True), Piece("b", 1.0), Piece("a", 1.0)]
+SEVERAL = [Piece("a", 1.0), Piece("b", 5.0), Piece("c", 2.0), Piece("d", 1.0, (0, 1, 2)), Piece("e", 1.0, (3, 2, 0))]
 STOPS_FOR_ONE = [Piece("b", 5.0), Piece("a", 1.0, (), True), Piece("a", 1.0)]
 
 PROGRAMS = {
@@ -102,6 +103,7 @@ PROGRAMS = {
     "two streams, no events": (SIDE, 0.0),
     "two streams with events": (EVENTS, 0.0),
     "a stream that waits, and another that does not": (RUNS_ON, 0.0),
+    "pieces that wait for several": (SEVERAL, 0.0),
     "short pieces and a slow host": (SLOW_HOST, 1.0),
     "a piece that the host waits for": (STOPS, 0.5),
     "a piece that the host waits for, beside a longer one": (STOPS_FOR_ONE, 0.5),
@@ -146,6 +148,8 @@ def check_finish_times(answer, variant):
         usual["one after another, as on a CPU: streams run side by side"] = one_after_another(queued)
         few = [piece._replace(after=piece.after[:2]) for piece in queued]
         usual["a piece waits for all in its `after`, however many they are"] = finish(few, launch)
+        last = [piece._replace(after=tuple(sorted(piece.after)[-1:])) for piece in queued]
+        usual["of the pieces in `after`, the one with the highest number need not finish last"] = finish(last, launch)
         slips = {text: ends for text, ends in usual.items() if ends != wanted}
         given = list(queued)
         try:
@@ -207,14 +211,14 @@ def kernel(name, stream, seconds):
     return Kernel(name, name, stream, (), (), 0.0, 0, 4, seconds)
 
 
-def handed_over(commands, giver, taker, busy, elsewhere):
+def handed_over(commands, streams, busy, elsewhere):
     """3 s on the giver, other work elsewhere, what was asked; then 5 s on the giver, 1 s on taker and compute."""
-    numbers = {id(giver): 1, id(taker): 2}
+    numbers = {id(stream): number for number, stream in enumerate(streams)}  # compute, giver, taker, and any others
     events: dict[int, int] = {}
     instructions: list[Any] = [kernel("before", 1, 3.0), kernel("busy", 2, busy), kernel("elsewhere", 0, elsewhere)]
     for verb, stream, subject in commands:
         event = events.setdefault(id(subject), len(events))
-        on = numbers.get(id(stream), 0)
+        on = numbers.setdefault(id(stream), len(numbers))
         if verb == "synchronize":
             instructions.append(Synchronize(DEVICE if isinstance(subject, torch.device) else event))
         elif isinstance(subject, GpuEvent):
@@ -295,7 +299,7 @@ def check_order_streams(answer, variant):
             slip = "either stream may be the current one, and needs the same event and wait then"
         expect(f"questions of the host to an event{again}", len(asked.queries), 0, slip=POLLS)
         for busy, elsewhere in ((0.0, 0.0), (4.0, 0.0), (0.0, 7.0)):
-            got = handed_over(commands, giver, taker, busy, elsewhere)
+            got = handed_over(commands, (current, giver, taker), busy, elsewhere)
             when = f"{again}, the taker busy for {busy:.0f} s" if busy else again
             when += f", a third stream busy for {elsewhere:.0f} s" if elsewhere else ""
             expect(f"seconds for which the host stands still{when}", got.host, 0.0, slip=slip)
@@ -570,6 +574,9 @@ LOGS = {
     "one event, recorded on two streams": "gather 0 @link; wait 0 @a; record e @a; record e @b; "
     "wait event e @compute; read 0 @compute",
     "two waits of one stream": "gather 0 @link; gather 1 @link; wait 0 @compute; wait 1 @compute; read 0 @compute",
+    "one event for two streams": "gather 0 @link; wait 0 @a; record e @a; wait event e @b; wait event e @compute; "
+    "read 0 @compute",
+    "a wait for the later of two": "gather 0 @link; gather 1 @link; wait 1 @compute; read 0 @compute",
     "another unit is gathered": "gather 0 @link; wait 0 @compute; gather 1 @link; read 0 @compute",
     "another unit is gathered, after an event": "gather 0 @link; wait 0 @a; record e @a; gather 1 @link; "
     "wait event e @compute; read 0 @compute",
@@ -627,6 +634,8 @@ WHY = {
     "read where it was issued": "the stream that has issued a gather has to wait for it like any other",
     "one event, recorded on two streams": "an event means its last `record` alone: what it said before is gone",
     "two waits of one stream": "a second wait adds to what its stream is ordered after, and takes nothing away",
+    "one event for two streams": "an event is there for any number of streams: a wait does not use it up",
+    "a wait for the later of two": "a wait is for its own unit's gather, not for all that were issued before it",
     "another unit is gathered": "a gather leaves what was waited for of other units as it is",
     "another unit is gathered, after an event": "a gather leaves what events say of other units as it is",
     "two reads without a wait": "every read that comes too early counts, not its unit's first alone",
@@ -637,7 +646,7 @@ WHY = {
 
 def random_log(generator, length):
     """Actions in any order, with more waits than gathers, so that many reads are right."""
-    streams, units, log = ["compute", "other", "third", "link"], ["0", "1", "2"], []
+    streams, units, log = ["compute", "other", "link"], ["0", "1"], []
     known = {"wait": [], "wait event": []}
     verbs = ["gather", "wait", "wait", "wait", "record", "wait event", "wait event", "read", "read"]
     while len(log) < length:

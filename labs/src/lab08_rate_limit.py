@@ -688,7 +688,7 @@ def rate_limit(
         forward, then, while the queue contains `limit` or more events, first wait for the oldest
         with `event.synchronize()` and remove it. Then call `gather(unit)` in any case.
         `limited_free(unit)`: call `free(unit)`. If the unit was not sharded before, and is freed
-        after forward, append an event to the queue:
+        after forward, append an event to the queue, recorded just before or after that call:
         `device.current_stream(unit.device).record_event()`.
     """
     ...

@@ -598,6 +598,16 @@ Keeps its tables from call to call.
 -     last = {}
 + def missing_waits(log, sure={}, events={}, last={}):
 """)
+wrong("6.4", "a wait does not use it up").diff("""
+Takes an event for over when a stream has waited for it.
+- known |= events[line.what]
++ known |= events.pop(line.what, set())
+""")
+wrong("6.4", "not for all that were issued before it").diff("""
+Takes a wait for one of all gathers so far.
+- known.add(last[line.what])
++ known |= {number for number in last.values() if number <= last[line.what]}
+""")
 wrong("6.4", "return the numbers of the lines").diff("""
 Returns the lines.
 - found.append(number)
@@ -997,4 +1007,9 @@ wrong("6.1", "all in its `after`, however many").diff("""
 Waits for two events at most.
 - start = max(host, free.get(piece.stream, 0.0), *(ends[number] for number in piece.after))
 + start = max(host, free.get(piece.stream, 0.0), *(ends[number] for number in piece.after[:2]))
+""")
+wrong("6.1", "the one with the highest number need not finish last").diff("""
+Waits for the latest of the pieces that it has to wait for.
+- start = max(host, free.get(piece.stream, 0.0), *(ends[number] for number in piece.after))
++ start = max(host, free.get(piece.stream, 0.0), *(ends[number] for number in sorted(piece.after)[-1:]))
 """)
