@@ -3,7 +3,7 @@
 A cast loses the bits by which unwritten memory is known (unwritten.py): a bool with any other bits than False's becomes
 True, and NaNs become integers. So the results of copies, casts and elementwise operations are marked again:
 
-    inside `marking`: of all operations; and memory that is allocated there is marked
+    inside `marking`: of all operations; and memory that is allocated there is marked, as by `to_empty` of any module
     inside `_apply`, which `to` and `to_empty` call: of all operations, if the module contains or is a watched one
     anywhere: of operations on the buffers of such modules that are unwritten after `_apply`. Their class is `Unwritten`
     until they are written
@@ -39,6 +39,8 @@ def watch(module: nn.Module) -> None:
     """From now on mark memory that `to_empty` gives to this module or one inside it, and follow it through casts."""
     _watched.update(module.modules())
     _watch()
+    if unwritten.marks:
+        _settle(module.buffers())
 
 
 def is_watched(module: nn.Module) -> bool:
@@ -59,10 +61,25 @@ def _watch() -> None:
     nn.Module._apply = followed  # type: ignore[method-assign]
 
 
+def _mark_what_is_emptied() -> None:
+    """Mark what `to_empty` of any module allocates: it may be sharded later."""
+    to_empty: Any = nn.Module.to_empty
+
+    @wraps(to_empty)
+    def marked(self: nn.Module, *args: Any, **settings: Any) -> nn.Module:
+        with marking(self if _is_near_watched(self) else None):
+            return cast(nn.Module, to_empty(self, *args, **settings))
+
+    nn.Module.to_empty = marked  # type: ignore[assignment, method-assign]
+
+
 def _around(module: nn.Module) -> AbstractContextManager[None]:
-    if _Marking.runs or not any(map(is_watched, module.modules())):
-        return nullcontext()
-    return marking(module)
+    return marking(module) if not _Marking.runs and _is_near_watched(module) else nullcontext()
+
+
+def _is_near_watched(module: nn.Module) -> bool:
+    """True if it, or one inside it, is watched."""
+    return any(map(is_watched, module.modules()))
 
 
 @contextmanager
@@ -142,3 +159,6 @@ def _settle(tensors: Iterable[Tensor]) -> None:
         release([t])
         if type(t) is Tensor and is_unwritten(t):
             t.__class__ = Unwritten
+
+
+_mark_what_is_emptied()

@@ -78,6 +78,16 @@ def units_alone(model: Net) -> Any:
     return model
 
 
+def sharded(model: Net) -> Any:
+    fsdp2.fully_shard(model.a)
+    return fsdp2.fully_shard(model)
+
+
+def parallel(model: Net) -> Net:
+    mesh = init_device_mesh("cpu", (2,))
+    return parallelize_module(model, mesh, {"a": ColwiseParallel(output_layouts=Replicate())})  # type: ignore[return-value]
+
+
 def by_fsdp1(model: Net, **options: Any) -> Any:
     init = lambda module: module.to_empty(device="cpu", recurse=False)  # noqa: E731
     return Fsdp(model, auto_wrap_policy={nn.Linear}, param_init_fn=init, **options)
@@ -182,6 +192,19 @@ def to_empty_module_by_module_is_seen_as_a_whole(recurse: bool) -> None:
     assert named(model) == list(ROT)
 
 
+@check(wrap=(sharded, Fsdp, Ddp, parallel), forgets=(True, False))
+def to_empty_before_wrapping_is_seen(wrap: Callable[[Net], Any], forgets: bool) -> None:
+    model = on_meta().to_empty(device="cpu")
+    model.load_state_dict(same().state_dict())
+    if not forgets:
+        by_data(model.rot, Rotary())
+    wrapped = wrap(model)
+    if forgets:
+        assert [name.removeprefix("module.") for name in named(wrapped)] == list(ROT)
+    else:
+        computes_as(wrapped, same())
+
+
 @check(forgets=(True, False), copied=(True, False))
 def ddp_checks_what_it_wraps(forgets: bool, copied: bool) -> None:
     model = copy.deepcopy(Ddp(Net())) if copied else Ddp(Net())
@@ -208,11 +231,6 @@ def ddp_names_what_is_on_meta(rank: int | None) -> None:
     with pytest.raises(RuntimeError, match=r"parameter a\.weight.* on meta") as error:
         Ddp(model)
     assert ("finds" in str(error.value)) == (rank is not None)
-
-
-def parallel(model: Net) -> Net:
-    mesh = init_device_mesh("cpu", (2,))
-    return parallelize_module(model, mesh, {"a": ColwiseParallel(output_layouts=Replicate())})  # type: ignore[return-value]
 
 
 @check()
@@ -528,9 +546,12 @@ def test_on_ranks(ranks: int, name: str) -> None:
 
 
 def test_modules_of_others_stay_as_they_are() -> None:
+    """Their memory has a mark from `to_empty`, as it may be sharded later, but nothing follows it."""
+    for model in (Net().to_empty(device="cpu"), on_meta().to_empty(device="cpu")):
+        assert {type(t) for t in model.buffers()} == {Tensor}
+        assert all(map(is_unwritten, model.state_dict().values()))
     seen = unwritten.marks
-    Net().to_empty(device="cpu")
-    on_meta().to_empty(device="cpu")
+    Net().double().half()
     assert unwritten.marks == seen
 
 
