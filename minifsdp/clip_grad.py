@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from minifsdp import comm
 from minifsdp.comm import Group, Label
 from minifsdp.device import compute_device
 from minifsdp.local_parts import groups_of, local_gradient
+from minifsdp.optimizer_checks import check_shards
 from minifsdp.private import name_of
 from minifsdp.whole_tensors import is_flat
 
@@ -35,16 +37,34 @@ def clip_grad_norm_(
     for each process group instead of one for each parameter. To be called on all ranks, in any order of the parameters.
 
     Raises:
-        ValueError: p is not above zero; a parameter is a flat shard, whose model has a method for this; or ranks that
-            share some of the parameters have others of their own, such as experts, so that their norms differ.
-        RuntimeError: the norm is not finite, and `error_if_nonfinite`.
+        ValueError: p is not above zero; a parameter is a flat shard, whose model has a method for this, or is on other
+            ranks; or ranks that share some of the parameters have others of their own, such as experts, so that their
+            norms differ.
+        RuntimeError: a parameter is no shard, but an unsharded one; gradients have not been reduced; or the norm is not
+            finite, and `error_if_nonfinite`.
     """
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    check_shards(params, "clip_grad_norm_ has parameters that were taken {}:", "Give it")
+    _check_here(params)
     if any(map(is_flat, params)):
         raise ValueError("a parameter is a flat shard of FSDP: call clip_grad_norm_ of its FullyShardedDataParallel")
     groups = next((found for found in map(groups_of, params) if found), ())
     device = compute_device(None, params, groups[0]) if groups else params[0].device if params else torch.device("cpu")
     return clip_grad_norm({}, params, float(max_norm), float(norm_type), device, error_if_nonfinite)
+
+
+def _check_here(params: Iterable[Tensor]) -> None:
+    """
+    Raises:
+        ValueError: a parameter is on other ranks only, so that this one has no part of its gradient's norm.
+    """
+    for mesh in {p.device_mesh for p in params if isinstance(p, DTensor)}:
+        if mesh.get_coordinate() is None:
+            raise ValueError(
+                f"clip_grad_norm_ has parameters on ranks {mesh.mesh.flatten().tolist()}, and this is rank "
+                f"{comm.world().rank()}: give each rank those of its own meshes, add up the norms to the power of "
+                "norm_type by hand, and call torch.nn.utils.clip_grads_with_norm_"
+            )
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from minifsdp import comm
 from minifsdp.comm import Group, Label
 from minifsdp.device import asked_for
+from minifsdp.optimizer_checks import check_reduced
 from minifsdp.order import check_labelled_calls
 from minifsdp.zero.partition import ShardedOptimizer
 
@@ -77,6 +78,7 @@ class ShardedGradScaler(GradScaler):
         if isinstance(optimizer, ShardedOptimizer):
             optimizer.reduce_gradients()
             optimizer = optimizer.inner
+        check_reduced(optimizer)
         anywhere = found_inf.clone()
         gradients = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
         if any(gradient.device.type == "cpu" for gradient in gradients):

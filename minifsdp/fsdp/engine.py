@@ -234,8 +234,7 @@ class Engine:
             if unit.state is not SHARDED and unit.freed_after_backward:
                 self.schedule.free(unit)
             call_post_hooks(unit.view.take_delivered())
-            if unit_pass.owes or unit.partial is not None:
-                unit.show_accumulated()
+            unit.show_gradients(unit_pass.owes or unit.partial is not None)
 
     def abandon_backward(self) -> None:
         """The last backward raised. End it, and drop the gradients: they are of some leaves only."""

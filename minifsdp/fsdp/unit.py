@@ -178,6 +178,13 @@ class Unit(ABC):
             AssertionError: the unit has been whole since forward, and its values were changed.
         """
 
+    def show_gradients(self, accumulated: bool) -> None:
+        """A backward has ended, and may have left gradients in the unit; the user may read, change and drop `.grad`."""
+        if accumulated:
+            self.show_accumulated()
+        if self.state is UNSHARDED:
+            self.view.share_gradients()
+
     def show_accumulated(self) -> None:  # noqa: B027
         """After a backward inside `no_sync`: let what has been taken be the shards' `.grad` until the next backward."""
 

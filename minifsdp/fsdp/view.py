@@ -87,6 +87,9 @@ class View:
     def take_back(self) -> None:
         """That forward has ended, or raised. Perhaps without `lend`."""
 
+    def share_gradients(self) -> None:
+        """No backward runs: where modules have leaves outside forward, let their `.grad` be that of the shards."""
+
     def take_accumulated(self) -> None:
         """A backward begins: forget what is not there any longer of an unsharded gradient that was shown."""
 
@@ -122,8 +125,8 @@ class FlatView(View):
 
     def expose(self, full: Tensor) -> None:
         """Let the modules have their parameters again, as views of `full` [P]."""
-        exposed = [nn.Parameter(view, self.flat.shard.requires_grad) for view in self.flat.unflatten(full)]
-        for users, p in zip(self.places, exposed, strict=True):
+        for users, view in zip(self.places, self.flat.unflatten(full), strict=True):
+            p = nn.Parameter(view, self.flat.shard.requires_grad)
             for place in users:
                 place.module._parameters[place.attribute] = place.module.__dict__[place.attribute] = p
         self.is_exposed = True
@@ -174,8 +177,7 @@ class FlatView(View):
 
     # Between a backward inside `no_sync` and the next backward, the unsharded gradient [P] is the `.grad` of a shard
     # [P / N]. `zero_grad` drops it as any other; a step with it is refused. The mean of earlier backwards is put aside
-    # meanwhile, and goes with it (torch/distributed/fsdp/_flat_param.py, `prepare_gradient_for_backward`; there that
-    # mean stays).
+    # meanwhile, and goes with it; in torch it stays (_flat_param.py, `prepare_gradient_for_backward`).
 
     def show_accumulated(self, gradient: Gradient) -> None:
         """Let what has been collected be the shards' `.grad`, where it can be seen, changed and dropped."""

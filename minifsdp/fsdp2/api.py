@@ -15,12 +15,6 @@ from minifsdp import comm, nesting, process_groups
 from minifsdp.device import compute_device
 from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.plan import Plan
-from minifsdp.fsdp.torch_api.optimizer_checks import (
-    check_not_stale,
-    check_steps_after_backward,
-    note_taken,
-    noted_of,
-)
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut
 from minifsdp.fsdp2.hooks import State, has_state
@@ -29,6 +23,12 @@ from minifsdp.fsdp2.policies import NO_POLICY, ON_DEVICE, policies
 from minifsdp.fsdp2.unit import ParamUnit
 from minifsdp.kinds import check_kind, check_mesh, is_named, refused, tensors_of
 from minifsdp.local_parts import check_replicated, refuse_replaced, replaced
+from minifsdp.optimizer_checks import (
+    check_not_stale,
+    check_steps_after_backward,
+    note_taken,
+    noted_of,
+)
 from minifsdp.optimizer_steps import before_every_step
 from minifsdp.uncompiled import stay_out_of_graphs
 from minifsdp.whole_tensors import check_step

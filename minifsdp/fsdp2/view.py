@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,12 +12,14 @@ from torch import Tensor, nn
 
 from minifsdp.flat_param import Place
 from minifsdp.fsdp.absent import Owner
-from minifsdp.fsdp.torch_api.optimizer_checks import check_steps_after_backward, note_taken
 from minifsdp.fsdp.view import View, call_hooks, call_post_hooks
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.empty import empty
-from minifsdp.fsdp2.unreduced import Unreduced
-from minifsdp.private import hooks_of, pass_on_hooks
+from minifsdp.fsdp2.unreduced import StandIn, Unreduced, is_zeroed_stand_in
+from minifsdp.optimizer_checks import UNSHARDED, check_steps_after_backward, note_taken
+from minifsdp.private import hooks_of, in_backward, pass_on_hooks
+
+_ON_THE_HOST = "the gradient of an unsharded parameter is in host memory, with its shard: call reshard() to use it"
 
 
 class InPlaceView(View):
@@ -34,6 +38,9 @@ class InPlaceView(View):
         super().__init__(places, shards)
         self.is_shown, self.pins = False, pins
         self._unreduced = Unreduced(())
+        self._leaves: list[nn.Parameter] = []
+        self._hooked: set[int] = set()
+        self._shared: list[tuple[nn.Parameter, nn.Parameter, Tensor, Tensor]] = []
         self._put(shards)
         self._pin()
         self.parts = [dtensors.local_of(p) for p in shards]
@@ -45,10 +52,11 @@ class InPlaceView(View):
 
     def attach(self, unit: Owner) -> None:
         """Let the unit's leaves come and go."""
+        self._leaves, self._hooked = unit.leaves, set()
         found: dict[nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}
         for leaf, p, users in zip(unit.leaves, self.shards, self.places, strict=True):
             check_steps_after_backward(users[0].name, p)
-            note_taken(leaf, users[0].name, unit, "while parameters were unsharded")
+            note_taken(leaf, users[0].name, unit, UNSHARDED)
             for place in users:
                 whole, sharded = found.setdefault(place.module, ({}, {}))
                 whole[place.attribute], sharded[place.attribute] = leaf, p
@@ -57,10 +65,13 @@ class InPlaceView(View):
     def show(self) -> None:
         super().show()
         self.is_shown = True
+        if not in_backward():
+            self.share_gradients()
 
     def hide(self) -> None:
         super().hide()
         self.is_shown = False
+        self._end_sharing()
 
     def find_replaced(self) -> bool:
         """True if the modules have other parameters since: `to_empty`, `load_state_dict(assign=True)`, by hand."""
@@ -99,11 +110,40 @@ class InPlaceView(View):
         for p in self.shards if self.pins else []:
             dtensors.pin(p)
 
+    # Gradients
+
+    def share_gradients(self) -> None:
+        """Let leaves have the `.grad` of their shards until they go, or a backward begins: who drops one drops both."""
+        for leaf, p in zip(self._leaves, self.shards, strict=True):
+            if (grad := p.grad) is None:
+                continue
+            if leaf.requires_grad and id(leaf) not in self._hooked:
+                leaf.register_hook(partial(InPlaceView._end_sharing, weakref.proxy(self)))  # nothing has announced it
+                self._hooked.add(id(leaf))
+            if leaf.dtype != grad.dtype:
+                leaf.grad_dtype = grad.dtype
+            leaf.grad = grad if leaf.device == grad.device else StandIn.of(p, _ON_THE_HOST, leaf.device)
+            self._shared.append((leaf, p, grad, leaf.grad))
+
+    def _end_sharing(self, _: Any = None) -> None:
+        shared, self._shared = self._shared, []
+        for leaf, p, grad, shown in shared:
+            now, is_sharded = leaf.grad, getattr(leaf.grad, "device_mesh", None) == dtensors.spec_of(p).mesh
+            if now is not shown and p.grad is grad:
+                p.grad = now if is_sharded else None
+            elif is_zeroed_stand_in(shown):
+                grad.zero_()
+            if is_sharded:
+                leaf.grad = None
+            if leaf.dtype != grad.dtype:
+                leaf.grad_dtype = leaf.dtype
+
     def show_accumulated(self, trained: Iterable[int], drop: Callable[[int], None]) -> None:
         """Gradients stay in the unit: let `.grad` show it; `take_accumulated` drops those that were zeroed since."""
         self._unreduced, self._drop = Unreduced((index, self.shards[index]) for index in trained), drop
 
     def take_accumulated(self) -> None:
+        self._end_sharing()
         for index in self._unreduced.end():
             self._drop(index)
 

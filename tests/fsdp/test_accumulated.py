@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from minifsdp.course.ladder.closed_form import Setting, accumulated
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from minifsdp.grad_scaler import ShardedGradScaler
 
 check = Checks(__name__)
 
@@ -102,16 +104,19 @@ def what_no_sync_accumulates_is_the_gradient_of_the_shards(kind: dict[str, Any],
 
 @check(behaviour=26, kind={name: kind for name, kind in KINDS.items() if name != "replicated"}, orig=(False, True))
 def a_step_with_it_is_refused(kind: dict[str, Any], orig: bool) -> None:
-    """Each rank would step with its own gradient. Torch fails on the sizes."""
+    """Each rank would step with its own gradient, or clip by a norm of it. Torch's step fails on the sizes."""
     model = wrapped(orig, **kind)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), ShardedGradScaler(device="cpu")
+    scaler.scale(torch.ones(()))
     with model.no_sync():
         backward(model, 1)
-    with pytest.raises(
-        RuntimeError, match=r"accumulated inside no_sync\(\) have not been reduced: run the last backward"
-    ):
-        optimizer.step()
+    for use in (optimizer.step, partial(model.clip_grad_norm_, 1.0), partial(scaler.unscale_, optimizer)):
+        with pytest.raises(
+            RuntimeError, match=r"inside no_sync\(\) have not been reduced: before clipping or step\(\)"
+        ):
+            use()
     optimizer.zero_grad()
+    model.clip_grad_norm_(1.0)
     optimizer.step()
 
 

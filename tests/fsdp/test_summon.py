@@ -374,6 +374,23 @@ def gradients_of_a_backward_inside_are_not_lost_in_silence() -> None:
         backward(model)
 
 
+@check(behaviour=8, options=KINDS)
+def an_optimizer_built_where_parameters_are_unsharded_updates_the_shards_or_is_refused(options: dict[str, Any]) -> None:
+    """Original parameters are the same objects inside `summon_full_params`, and others in a forward."""
+    model = sharded(**options)
+    inner, inside = model.module.inner, []
+    inner.module.up.register_forward_hook(lambda *_: inside.append(torch.optim.SGD(inner.parameters(), 0.1)))
+    with summon(model):
+        inside.append(torch.optim.SGD(model.parameters(), 0.1))
+    backward(model)
+    refused, right = inside if not options.get("use_orig_params", True) else inside[::-1]
+    with pytest.raises(RuntimeError, match=r"^the optimizer was built (inside summon_full|while parameters were uns)"):
+        refused.step()
+    before = model.state_dict()
+    right.step()
+    assert not torch.equal(model.state_dict()["inner.up.weight"], before["inner.up.weight"])
+
+
 @check(behaviour=38)
 def between_two_micro_batches_what_is_whole_stays_whole() -> None:
     """Inside no_sync under SHARD_GRAD_OP; all ranks gather again on leaving, whoever has had the parameters."""

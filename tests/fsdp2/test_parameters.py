@@ -1,8 +1,9 @@
-"""Parameters under `fully_shard`: those without elements, those of another unit, their hooks and optimizers."""
+"""Parameters under `fully_shard`: without elements, of another unit; their gradients, hooks and optimizers."""
 
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -16,21 +17,22 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from minifsdp import comm
 from minifsdp.fsdp2 import CPUOffloadPolicy, MixedPrecisionPolicy
+from minifsdp.grad_scaler import ShardedGradScaler
 
 check = Checks(__name__)
 
 
-def rows(step: int = 0) -> Tensor:
+def rows(step: int = 0, rank: int | None = None) -> Tensor:
     """Another input on each rank."""
-    return torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+    rank = dist.get_rank() if rank is None else rank
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
 
 
 def in_one_process(model: nn.Module, step: int = 0) -> None:
     """Add the mean gradient of all ranks' inputs."""
     ranks = dist.get_world_size()
     for rank in range(ranks):
-        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
-        (model(x).pow(2).sum() / ranks).backward()
+        (model(rows(step, rank)).pow(2).sum() / ranks).backward()
 
 
 # Without elements
@@ -288,6 +290,137 @@ def zero_grad_drops_reduced_and_unreduced_gradients(micros: int, to_none: bool) 
     in_one_process(reference, 1)
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+
+
+# Gradients while parameters are unsharded
+
+
+def set_by_hand(model: Any, to: Any) -> None:
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad = to(p.grad)
+
+
+CHANGES = {
+    "zero_grad": lambda m, o: m.zero_grad(),
+    "zero_grad to zero": lambda m, o: m.zero_grad(set_to_none=False),
+    "zero_grad of a layer": lambda m, o: m.head.zero_grad(),
+    "zero_grad of the optimizer": lambda m, o: o.zero_grad(),
+    "None": lambda m, o: set_by_hand(m, lambda grad: None),
+    "half": lambda m, o: set_by_hand(m, lambda grad: grad / 2),
+    "clipped": lambda m, o: nn.utils.clip_grad_norm_(m.parameters(), 0.1),
+}
+
+
+def all_rows(step: int) -> Tensor:
+    return torch.cat([rows(step, rank) for rank in range(dist.get_world_size())])
+
+
+def trained_with_changes(model: Any, x: Any, change: Any, when: str) -> list[Tensor | None]:
+    """Parameters and gradients after three steps with inputs `x`, each with a change of the gradients so far."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    if when == "in forward":
+        model.base.register_forward_hook(lambda *_: (change(model, optimizer), None)[1])
+    for step in range(3):
+        loss = model(x(step)).float().pow(2).mean()
+        if when == "before backward":
+            change(model, optimizer)
+        loss.backward()
+        optimizer.step()
+        if when == "by hand" and isinstance(model, ours.FSDPModule):
+            model.unshard()
+        if when in ("after backward", "by hand"):
+            change(model, optimizer)
+    for module in (model.base, model) if isinstance(model, ours.FSDPModule) else ():
+        module.reshard()
+    return [whole(t) for p in model.parameters() for t in (p, p.grad)]
+
+
+@check(change=CHANGES, when=("before backward", "in forward", "after backward", "by hand"))
+def gradients_of_unsharded_parameters_are_those_of_their_shards(change: Any, when: str) -> None:
+    """The user may read, change, replace and drop them: in a hook, before backward, and afterwards."""
+    torch.manual_seed(0)
+    reference = Two(nn.Linear(8, 8))
+    for options in (*PRECISIONS.values(), {"reshard_after_forward": False}):
+        model = copy.deepcopy(reference)
+        ours.fully_shard(model.base, **options)
+        ours.fully_shard(model, **options)
+        model.set_reshard_after_backward(when != "after backward")
+        expected = trained_with_changes(copy.deepcopy(reference), all_rows, change, when)
+        found = trained_with_changes(model, rows, change, when)
+        tolerance = 0.05 if "mp_policy" in options else 1e-5
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+READS = {
+    "clip_grad_norm_": lambda params: ours.clip_grad_norm_(params, 1.0),
+    "torch's": lambda params: nn.utils.clip_grad_norm_(params, 1.0),
+    "a norm": lambda params: params[0].grad.norm(),
+    "full_tensor": lambda params: params[0].grad.full_tensor(),
+    "a product": lambda params: params[0].grad.mul_(2),
+    "a copy": lambda params: copy.deepcopy(params[0].grad),
+    "a file": lambda params: pickle.dumps(params[0].grad),
+    "a scaler": lambda params: scaler().unscale_(torch.optim.SGD(params, 0.1)),
+}
+
+
+def scaler() -> ShardedGradScaler:
+    made = ShardedGradScaler(device="cpu")
+    made.scale(torch.ones(()))
+    return made
+
+
+@check(read=READS, earlier=(False, True))
+def gradients_that_were_not_reduced_are_not_read(read: Any, earlier: bool) -> None:
+    """Also if those of an earlier backward were; `.grad` is there, and can be printed and dropped."""
+    torch.manual_seed(0)
+    model = ours.fully_shard(Two(nn.Linear(8, 8)))
+    if earlier:
+        model(rows()).sum().backward()
+    model.set_requires_gradient_sync(False)
+    model(rows()).sum().backward()
+    params = list(model.parameters())
+    assert "have not been reduced" in repr(params[0].grad)
+    assert params[0].grad.shape == (8, 8)
+    with pytest.raises(RuntimeError, match="without gradient sync have not been reduced: before clipping or step"):
+        read(params)
+    model.set_requires_gradient_sync(True)
+    model(rows()).sum().backward()
+    ours.clip_grad_norm_(params, 1.0)
+
+
+@check()
+def a_gradient_that_no_output_announces_is_added_to_the_earlier_one() -> None:
+    """The parameter is in no forward; its shard's gradient is its own, until autograd has another."""
+    torch.manual_seed(0)
+    reference = WithEmpty((8,), USES["no"])
+    model = ours.fully_shard(copy.deepcopy(reference))
+    for module in (model, reference):
+        for step in range(3):
+            loss = module(all_rows(step)).pow(2).sum()
+            if step == 1:
+                module.zero_grad()
+            ((module.empty - 1).pow(2).sum() + (loss if step < 2 else 0)).backward()
+    model.reshard()
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(whole(p.grad), q.grad)
+
+
+@check()
+def clipping_of_unsharded_parameters_is_refused() -> None:
+    """Before backward, and of a list from before it, or from before wrapping."""
+    base = Two(nn.Linear(8, 8))
+    lists = [list(base.parameters())]
+    model = ours.fully_shard(base)
+    loss = model(rows()).sum()
+    lists.append(list(model.parameters()))
+    for late in (False, True):
+        if late:
+            loss.backward()
+        for params in lists:
+            with pytest.raises(RuntimeError, match=r"^clip_grad_norm_ has parameters that were taken .*: base.weight"):
+                ours.clip_grad_norm_(params, 1.0)
+    assert ours.clip_grad_norm_(model.parameters(), 1.0)
 
 
 class OneOfTwo(nn.Module):

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from on_ranks import SCALES_SUMMANDS, Checks
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import parallel as theirs
 from torch.nn.utils import clip_grad_norm_
@@ -445,6 +445,17 @@ def norms_that_differ_between_ranks_are_refused(p: float, order: int, experts: s
         with pytest.raises(ValueError, match=r"norms from .* to .* on ranks that share parameters"):
             our_clip_grad_norm_(params, 0.5, p)
         assert torch.equal(whole(shared.grad), torch.ones(4, 2))  # not scaled
+
+
+@check(ranks=4, placement=(Shard(0), Replicate()))
+def parameters_on_other_ranks_are_refused(placement: Any) -> None:
+    meshes = [DeviceMesh("cpu", ranks) for ranks in ([0, 1], [2, 3])]
+    params = [nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [placement])) for mesh in meshes]
+    with pytest.raises(ValueError, match=r"^clip_grad_norm_ has parameters on ranks \[.*\], and this is rank"):
+        our_clip_grad_norm_(params, 0.5)
+    own = params[dist.get_rank() // 2]
+    own.grad = own.detach().clone()
+    assert abs(our_clip_grad_norm_([own], 0.5) - 8**0.5) < 1e-5
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

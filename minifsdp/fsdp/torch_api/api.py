@@ -58,6 +58,7 @@ from minifsdp.fsdp.torch_api.units import MakeUnit, make_unit
 from minifsdp.fsdp.torch_api.wrapped import Wrapped
 from minifsdp.fsdp.unit import Unit
 from minifsdp.kinds import check_dtypes, check_flags, check_kind
+from minifsdp.optimizer_checks import check_none_accumulated
 from minifsdp.uncompiled import stay_out_of_graphs
 
 MakeSchedule = Callable[[Sequence[Unit]], SyncSchedule]
@@ -272,6 +273,7 @@ class FullyShardedDataParallel(Wrapped):
             if unit is not None and unit.plan.inside is not None:
                 sharded.setdefault((unit.plan.inside,), []).extend(unit.shards)
         shards = set().union(*sharded.values())
+        check_none_accumulated(shards)
         others = [p for p in self.parameters() if p not in shards]
         return clip_grad_norm(sharded, others, float(max_norm), float(norm_type), self.compute_device)
 

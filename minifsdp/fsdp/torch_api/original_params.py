@@ -17,6 +17,7 @@ from minifsdp.flat_param import FlatParameter
 from minifsdp.fsdp.absent import Owner, sharded_error
 from minifsdp.fsdp.gradient import Gradient
 from minifsdp.fsdp.view import FlatView, call_hooks
+from minifsdp.optimizer_checks import UNSHARDED, note_taken
 
 _GUARD: Any = "fsdp: sharded"
 
@@ -43,6 +44,8 @@ class OriginalParams(FlatView):
     def attach(self, unit: Owner) -> None:
         modules = {place.module: None for users in self.places for place in users} if self._guarded else {}
         self._guards = [(module._forward_pre_hooks, self._refuse) for module in modules]
+        for leaf, users in zip(unit.leaves, self.places, strict=True):
+            note_taken(leaf, users[0].name, unit, UNSHARDED)
         self._unit = unit
         self.shards = [users[0].module._parameters[users[0].attribute] for users in self.places]  # type: ignore[misc]
         super().attach(unit)

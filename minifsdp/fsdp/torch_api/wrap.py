@@ -14,17 +14,17 @@ from torch import nn
 
 from minifsdp.flat_param import ParamPlaces, Place, find_parameters
 from minifsdp.fsdp.torch_api.ignored import Ignored
-from minifsdp.fsdp.torch_api.optimizer_checks import (
+from minifsdp.fsdp.torch_api.policies import WrapPolicy
+from minifsdp.fsdp.torch_api.state.names import clean_name
+from minifsdp.fsdp.unit import Unit
+from minifsdp.local_parts import has_hooks
+from minifsdp.optimizer_checks import (
     ORIGINAL_NAME,
     check_not_stale,
     check_reduced,
     check_steps_after_backward,
     note_taken,
 )
-from minifsdp.fsdp.torch_api.policies import WrapPolicy
-from minifsdp.fsdp.torch_api.state.names import clean_name
-from minifsdp.fsdp.unit import Unit
-from minifsdp.local_parts import has_hooks
 from minifsdp.optimizer_steps import before_every_step
 
 

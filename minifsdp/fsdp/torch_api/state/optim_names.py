@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from minifsdp.fsdp.torch_api.optimizer_checks import ORIGINAL_NAME
 from minifsdp.fsdp.torch_api.options import OptimStateKeyType, ours
 from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.torch_api.state.optim_schema import UnitNames
 from minifsdp.fsdp.torch_api.wrapped import Wrapped, instances_in
+from minifsdp.optimizer_checks import ORIGINAL_NAME
 from minifsdp.optimizer_steps import parameters_of
 from minifsdp.whole_tensors import NEEDS
 

@@ -18,6 +18,7 @@ from minifsdp.fsdp.torch_api.options import ShardingStrategy
 from minifsdp.fsdp.torch_api.state import gradients
 from minifsdp.fsdp.torch_api.state.names import FLAT_PARAM
 from minifsdp.fsdp.torch_api.wrapped import Wrapped, instances_in
+from minifsdp.optimizer_checks import note_taken
 from minifsdp.private import in_backward
 
 NO_SHARD = ShardingStrategy.NO_SHARD
@@ -177,6 +178,8 @@ def _in_modules(instance: Wrapped, unit: FlatUnit, full: Tensor, how: Summon) ->
             _check_no_gradients(unit)
     finally:
         wholes = gradients.pop(unit)
+        for users in () if instance._use_orig_params else unit.view.places:
+            note_taken(getattr(users[0].module, users[0].attribute), users[0].name, unit, "inside summon_full_params")
         unit.view.conceal()
         if with_grads and how.writeback:
             slices = gradients.scatter(unit, wholes, slices)
