@@ -28,6 +28,7 @@ from minifsdp.fsdp.steps import steps_taken
 from minifsdp.fsdp.unit import UNSHARDED, Unit
 from minifsdp.fsdp.unsharded import Unsharded
 from minifsdp.fsdp.view import FlatView
+from minifsdp.fsdp.written import check_memory
 from minifsdp.order import check_labelled_calls, next_on
 from minifsdp.private import identity, version_of
 from minifsdp.process_groups import wants_order_checked
@@ -99,6 +100,7 @@ class FlatUnit(Unit):
             self.view.stays = self.unsharded.is_shard
             for leaf, each in zip(self.leaves, self.unsharded.views, strict=True):
                 leaf.data = each
+        check_memory(self.title, self.contents.names, self.leaves, self.unsharded.views)
         super().refresh()
 
     @property
@@ -159,6 +161,7 @@ class FlatUnit(Unit):
                 self.wait_gather()
 
     def check_unchanged(self) -> None:
+        super().check_unchanged()
         if self.state is not UNSHARDED:  # backward gathers again, and sees the values that forward has seen
             return
         own = identity(self.unsharded.full.untyped_storage())

@@ -16,12 +16,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from minifsdp.comm import Done, Handle, Label
 from minifsdp.fsdp.view import View
+from minifsdp.fsdp.written import written_error
 
 
 class State(Enum):
@@ -41,6 +44,7 @@ class Unit(ABC):
         label: the subject of its collectives, which begins with `title`.
         leaves: the Parameters that the computation uses, whole while the unit is UNSHARDED.
         trained: the leaves that need a gradient.
+        unsharded: the memory of the leaves, which counts the `writes` to it, other than by gathers.
         view: the tensors that modules and the optimizer see.
         shards: the Parameters that the optimizer updates, 1/N of the leaves' elements.
         device: the device of the computation.
@@ -57,6 +61,7 @@ class Unit(ABC):
     trained: list[int]
     view: View
     shards: list[nn.Parameter]
+    unsharded: Any = SimpleNamespace(writes=0)
     device: torch.device
 
     def __init__(self, name: str, reshard_after_forward: bool = True) -> None:
@@ -111,6 +116,7 @@ class Unit(ABC):
             self._gathering.wait()
             self._gathering = None
             self._arrived()
+            self._writes: int = self.unsharded.writes
             self.view.show()
             self.state = UNSHARDED
 
@@ -123,6 +129,12 @@ class Unit(ABC):
             if not self.lingers:
                 self._release()
             self.state = SHARDED
+            self._check_not_written()
+
+    def _check_not_written(self) -> None:
+        if self._writes != (now := self.unsharded.writes):
+            self._writes = now
+            raise written_error(self.title)
 
     @abstractmethod
     def take_gradient(self, index: int) -> None:
@@ -171,15 +183,17 @@ class Unit(ABC):
         if wanted != [leaf.requires_grad for leaf in self.leaves]:  # also where a user has changed a leaf
             self._train(wanted)
 
-    def check_unchanged(self) -> None:  # noqa: B027
+    def check_unchanged(self) -> None:
         """A backward begins.
 
         Raises:
-            AssertionError: the unit has been whole since forward, and its values were changed.
+            AssertionError, RuntimeError: the unit has been whole since forward, and its values were changed.
         """
+        if self.state is UNSHARDED:
+            self._check_not_written()
 
     def show_gradients(self, accumulated: bool) -> None:
-        """A backward has ended, and may have left gradients in the unit; the user may read, change and drop `.grad`."""
+        """A backward has ended, and may have left gradients in the unit: the user may change and drop `.grad`."""
         if accumulated:
             self.show_accumulated()
         if self.state is UNSHARDED:

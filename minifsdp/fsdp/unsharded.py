@@ -8,7 +8,7 @@ from torch import Tensor
 from minifsdp import device
 from minifsdp.flat_param import FlatParameter
 from minifsdp.fsdp.plan import Plan
-from minifsdp.private import identity
+from minifsdp.private import identity, version_of
 
 
 class Unsharded:
@@ -42,6 +42,11 @@ class Unsharded:
 
     def _use(self, full: Tensor, views: list[Tensor]) -> None:
         self.full, self.target, self.views = full, full.data, views
+
+    @property
+    def writes(self) -> int:
+        """The number of writes other than by gathers; 0 where they are to the shard."""
+        return 0 if self.is_shard else version_of(self.full)
 
     def allocate(self) -> None:
         device.allocate(self.full)

@@ -88,6 +88,11 @@ class Extended:
         self.memories: list[Tensor] = [*self._plain.values()]
         self.free()
 
+    @property
+    def writes(self) -> int:
+        """The number of writes, as far as it is known: not of leaves that the methods write to."""
+        return sum(map(private.version_of, self._plain.values()))
+
     def keep(self) -> None:
         """Forward is over: nothing is kept."""
 

@@ -26,6 +26,7 @@ from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp.reduction import in_dtype
 from minifsdp.fsdp.steps import steps_taken
 from minifsdp.fsdp.unit import UNSHARDED, Unit
+from minifsdp.fsdp.written import check_memory
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut
 from minifsdp.fsdp2.extensions import Extended, renewed, unsharded_of
@@ -115,12 +116,10 @@ class ParamUnit(Unit):
             self.view.attach(self)
         self.unsharded.forget()
         super().refresh()
-        self.gradients.check_trained(self.trained, self.names)
-        if len(found := {self.shards[index].dtype for index in self.trained}) > 1:
-            raise AssertionError(
-                f"FSDP expects uniform original parameter dtype but got {found} among what {self.title} trains: shard "
-                "modules of other dtypes separately"
-            )
+        names = self.names
+        self.gradients.check_trained(self.trained, names)
+        self.view.check_dtypes(self.trained, self.title)
+        check_memory(self.title, names, self.leaves, self.unsharded.views)
 
     @torch.inference_mode(False)
     def _make_leaves(self, dtypes: list[torch.dtype]) -> None:

@@ -14,6 +14,7 @@ from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut, Rows
 from minifsdp.fsdp2.gather import Gather
 from minifsdp.fsdp2.held import Held, Recorded
+from minifsdp.private import version_of
 
 
 class Unsharded:
@@ -56,6 +57,11 @@ class Unsharded:
         self._gather = self._gathers[0]
         self._kept: list[Tensor] = []
         device.free(self.full)
+
+    @property
+    def writes(self) -> int:
+        """The number of writes, other than by gathers."""
+        return version_of(self.full)
 
     def keep(self) -> None:
         """Forward is over: keep this rank's parts among `smaller`."""

@@ -106,6 +106,17 @@ class InPlaceView(View):
                 f"{whose} are on meta. Call model.to_empty(device=...) and initialize them."
             )
 
+    def check_dtypes(self, trained: Iterable[int], whose: str) -> None:
+        """
+        Raises:
+            AssertionError: the trained parameters have several dtypes.
+        """
+        if len(found := {self.shards[index].dtype for index in trained}) > 1:
+            raise AssertionError(
+                f"FSDP expects uniform original parameter dtype but got {found} among what {whose} trains: shard "
+                "modules of other dtypes separately"
+            )
+
     def _pin(self) -> None:
         for p in self.shards if self.pins else []:
             dtensors.pin(p)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from typing import Any
@@ -16,7 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from minifsdp import comm
+from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp2 import CPUOffloadPolicy, MixedPrecisionPolicy
+from minifsdp.fsdp2.hooks import state_of
 from minifsdp.grad_scaler import ShardedGradScaler
 
 check = Checks(__name__)
@@ -407,6 +410,28 @@ def a_gradient_that_no_output_announces_is_added_to_the_earlier_one() -> None:
 
 
 @check()
+def gradients_in_host_memory_can_be_dropped_and_zeroed() -> None:
+    """Those of unsharded parameters on another device: a stand-in shows them."""
+    model = ours.fully_shard(nn.Linear(4, 2))
+    model(torch.ones(2, 4)).sum().backward()
+    view = state_of(model).unit.view
+    weight, bias = view._leaves = [nn.Parameter(torch.empty(p.shape, device="meta")) for p in view.shards]
+    expected = whole(view.shards[0].grad)
+    view.share_gradients()
+    with pytest.raises(RuntimeError, match=r"is in host memory, with its shard: call reshard\(\) to use it"):
+        weight.grad.norm()
+    view.hide()
+    assert torch.equal(whole(view.shards[0].grad), expected)
+    view.share_gradients()
+    weight.grad.zero_()
+    bias.grad = None
+    view.hide()
+    assert not whole(view.shards[0].grad).any()
+    assert view.shards[1].grad is None
+    assert weight.grad is None
+
+
+@check()
 def clipping_of_unsharded_parameters_is_refused() -> None:
     """Before backward, and of a list from before it, or from before wrapping."""
     base = Two(nn.Linear(8, 8))
@@ -421,6 +446,64 @@ def clipping_of_unsharded_parameters_is_refused() -> None:
             with pytest.raises(RuntimeError, match=r"^clip_grad_norm_ has parameters that were taken .*: base.weight"):
                 ours.clip_grad_norm_(params, 1.0)
     assert ours.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def write(p: Tensor) -> None:
+    with torch.no_grad():
+        p.add_(1)
+
+
+def other_memory(p: Tensor) -> None:
+    p.data = torch.ones_like(p)
+
+
+WRITES = {"in place": write, "nn.init": nn.init.ones_, "detached": lambda p: p.detach().zero_(), "data": other_memory}
+
+
+def forward_and_backward(model: Any, write: Any, when: str) -> None:
+    """A step, a write to an unsharded parameter, and what follows it."""
+    if when == "in forward":
+        model.base.register_forward_pre_hook(lambda *_: write(model.base.weight))
+    loss = model(rows()).sum()
+    if when == "before backward":
+        write(model.head.weight)
+    loss.backward()
+    if when == "by hand":
+        model.unshard()
+    if when in ("by hand", "after backward"):
+        write(model.head.weight)
+    model.reshard()
+    model(rows())
+
+
+@check(write=WRITES, when=("before backward", "in forward", "by hand", "after backward"), precision=("fp32", "bf16"))
+def writes_to_unsharded_parameters_are_refused(write: Any, when: str, precision: str) -> None:
+    """They would be lost with the unsharded memory, and other memory would never be filled again; training goes on."""
+    torch.manual_seed(0)
+    model: Any = Two(nn.Linear(8, 8))
+    ours.fully_shard(model.base, **PRECISIONS[precision])
+    ours.fully_shard(model, **PRECISIONS[precision])
+    expected = [whole(p) for p in model.parameters()]
+    model.set_reshard_after_backward(when != "after backward")
+    with pytest.raises(RuntimeError, match=r"while (they were )?unsharded, .*and the shards have not changed: write"):
+        forward_and_backward(model, write, when)
+    if when == "in forward":
+        model.base._forward_pre_hooks.popitem()
+    model.base.reshard()
+    model.reshard()
+    assert all(torch.equal(whole(p), was) for p, was in zip(model.parameters(), expected, strict=True))
+    model.zero_grad()
+    model(rows()).sum().backward()
+
+
+@check(max_norm=(None, 1.0))
+def an_embedding_that_writes_in_forward_is_refused(max_norm: float | None) -> None:
+    for make in (ours.fully_shard, FullyShardedDataParallel):
+        model = make(nn.Embedding(8, 4, max_norm=max_norm))
+        with (
+            contextlib.nullcontext() if max_norm is None else pytest.raises(RuntimeError, match="with max_norm writes")
+        ):
+            model(torch.arange(8)).sum().backward()
 
 
 class OneOfTwo(nn.Module):
