@@ -119,12 +119,7 @@ def _fill_row(embedding: Any, value: float) -> None:
 
 
 def _as_torch(operator: Any, args: Any, kwargs: Any) -> Any:
-    handlers = private.dtensor_handlers()
-    handlers.pop(operator, None)
-    try:
-        return operator(*args, **kwargs)
-    finally:
-        handlers[operator] = _handle
+    return private.without_handler(_handle, operator, args, kwargs)
 
 
 def _whole(operator: Any, args: Any, kwargs: Any) -> Any:

@@ -102,6 +102,7 @@ __all__ = [
     "place_of",
     "post_hooks_of",
     "put_local",
+    "read_number",
     "record_memory_history",
     "remote_device",
     "run_backward",
@@ -121,6 +122,7 @@ __all__ = [
     "unset_fake_temporarily",
     "version_of",
     "with_spec",
+    "without_handler",
 ]
 
 ASKED_BY_STATE_DICT_FUNCTIONS = "_fqn_modifiers"
@@ -300,6 +302,20 @@ def place_of(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def dtensor_handlers() -> dict[Any, Callable[..., Any]]:
     """By operator, what torch calls instead on DTensors, with the operator and its arguments."""
     return DTensor._op_dispatcher._custom_op_handlers
+
+
+read_number: Any = torch.ops.aten._local_scalar_dense.default
+"""The operator of `item()`, which `float()`, `bool()` and arguments that must be numbers call, too."""
+
+
+def without_handler(handler: Callable[..., Any], operator: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator that has this handler as torch does."""
+    handlers = dtensor_handlers()
+    handlers.pop(operator, None)
+    try:
+        return operator(*args, **kwargs)
+    finally:
+        handlers[operator] = handler
 
 
 def with_spec(local: Tensor, spec: Any) -> DTensor:

@@ -30,6 +30,7 @@ from minifsdp.optimizer_checks import (
     noted_of,
 )
 from minifsdp.optimizer_steps import before_every_step
+from minifsdp.partial_reads import refuse_partial_reads
 from minifsdp.uncompiled import stay_out_of_graphs
 from minifsdp.whole_tensors import check_step
 
@@ -72,6 +73,7 @@ def fully_shard(
     """
     stay_out_of_graphs()
     before_every_step(check_step)
+    refuse_partial_reads()
     mp_policy, offload_policy = policies(mp_policy, offload_policy)
     ignored = tensors_of("ignored_params", ignored_params, "a set of parameters, not of names or modules")
     modules: list[nn.Module] = list(dict.fromkeys(module)) if isinstance(module, list | tuple) else [module]

@@ -19,6 +19,7 @@ from minifsdp.local_parts import replaced, sharers
 from minifsdp.nesting import TENSOR_PARALLEL, refuse_nested
 from minifsdp.optimizer_steps import before_every_step
 from minifsdp.order import check_labelled_calls
+from minifsdp.partial_reads import refuse_partial_reads
 from minifsdp.process_groups import mesh_group
 from minifsdp.tensor_parallel.layer import LayerStyle
 from minifsdp.tensor_parallel.parameters import names
@@ -71,6 +72,7 @@ def parallelize_module(
     stay_out_of_graphs()
     before_every_step(check_step)
     before_every_step(check_replicas)
+    refuse_partial_reads()
     note_parallel(module, mesh_group(mesh, 0))
     draw_whole(mesh)
     made = _parallelized(module, mesh, parallelize_plan, src_data_rank)

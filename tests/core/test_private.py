@@ -8,6 +8,8 @@ import datetime
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from on_ranks import Checks
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import private
@@ -484,6 +486,27 @@ def dtensor_handlers() -> None:
     finally:
         handlers[operator] = before
     assert not operator(placed, placed.t())
+
+
+@check()
+def without_handler() -> None:
+    """Without it a handler that asks torch for what it would have done is called again, without end."""
+    placed = distribute_tensor(torch.ones(5, 3), init_device_mesh("cpu", (2,)), [Shard(0)])
+
+    def more(*asked: Any) -> Any:
+        return 1 + private.without_handler(more, *asked)
+
+    with patch.dict(private.dtensor_handlers(), {private.read_number: more}):
+        assert [placed.sum().item() for _ in range(2)] == [placed.to_local().sum() + 1] * 2
+
+
+@check()
+def read_number() -> None:
+    """Without it an optimizer of one's own reads a rank's part of a norm, and updates with it."""
+    number = distribute_tensor(torch.ones(()), init_device_mesh("cpu", (2,)), [Replicate()])
+    with patch.dict(private.dtensor_handlers(), {private.read_number: lambda operator, args, kwargs: 3}):
+        found = number.item(), float(number), torch.ones(()).add(1, alpha=number).item()
+    assert found == (3, 3, 4)
 
 
 @check()

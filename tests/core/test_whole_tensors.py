@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from on_ranks import Checks
 from torch import Tensor, nn, optim
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from minifsdp import DistributedDataParallel, Zero1Optimizer, Zero2Optimizer
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
@@ -303,6 +306,10 @@ def tensor_parallel(model: nn.Module) -> nn.Module:
     return parallelize_module(model, init_device_mesh("cpu", (3,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
+def columns(model: nn.Module) -> nn.Module:
+    return parallelize_module(model, init_device_mesh("cpu", (4,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
 @check(ranks=3, sharded={"rows": rows, "tensor parallel": tensor_parallel})
 def dtensors_are_refused_where_torch_cannot(sharded: Any) -> None:
     for kind, text in (
@@ -319,6 +326,84 @@ def dtensors_are_refused_where_torch_cannot(sharded: Any) -> None:
             continue
         with pytest.raises(ValueError, match=text):
             step(model, kind(params, lr=0.1))
+
+
+class Scaled(Own):
+    """Scales gradients by a number that it takes from them, from its third step on."""
+
+    def __init__(self, params: Any, number: Callable[[Any], Any]) -> None:
+        super().__init__(params)
+        self.number, self.steps = number, 0
+
+    def update(self, p: Tensor) -> Tensor:
+        self.steps += 1
+        return p.grad * self.number(p.grad) if self.steps > 4 else torch.zeros_like(p)  # type: ignore[operator]
+
+
+READS: dict[str, Callable[[Any], Any]] = {
+    "item": lambda g: g.norm().item(),
+    "float": lambda g: float(torch.linalg.vector_norm(g)),
+    "int": lambda g: int(g.count_nonzero()),
+    "bool": lambda g: 1 if g.sum() else 2,
+    "math": lambda g: math.sqrt(g.square().sum()),
+    "maximum": lambda g: g.abs().max().item(),
+    "alpha": lambda g: torch.zeros_like(g).add(g, alpha=g.norm()),
+    "foreach": lambda g: sum(norm.item() for norm in torch._foreach_norm([g])),
+    "foreach, alpha": lambda g: torch._foreach_add([g], g.norm())[0],
+    "on the host": lambda g: g.detach().norm().cpu().item(),
+}
+WHOLE: dict[str, Callable[[Any], Any]] = {
+    "full tensor": lambda g: whole(g.norm()).item(),
+    "quotient": lambda g: (g.norm() / g.abs().sum()).item(),
+    "comparison": lambda g: 1 if g.norm() > 1e9 else 2,
+    "DTensor": lambda g: g.norm(),
+    "part that is meant": lambda g: 0 * float(g.to_local().norm() if isinstance(g, DTensor) else g.norm()),
+}
+
+
+def whole(t: Tensor) -> Tensor:
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def hybrid(model: nn.Module) -> nn.Module:
+    return fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+
+
+def weights(model: nn.Module) -> list[Any]:
+    return [p for p in model.parameters() if p.ndim == 2]
+
+
+@check(ranks=4, sharded={"rows": rows, "hybrid": hybrid, "tensor parallel": columns})
+def an_optimizer_that_reads_a_part_is_refused(sharded: Any) -> None:
+    """Of a number that is pending, in any of its steps; a number that is whole, it can read."""
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    for name, number in (READS | WHOLE).items():
+        model, alone = sharded(net()), net()
+        optimizers = [Scaled(weights(each), number) for each in (model, alone)]
+        for step in range(3):
+            for each, optimizer in zip((model, alone), optimizers, strict=True):
+                optimizer.zero_grad()
+                each(x).square().sum().backward()
+                refused = pytest.raises(ValueError, match=r"^Scaled reads a number .* only this rank's part: write p\.")
+                with refused if step == 2 and name in READS and each is model else contextlib.nullcontext():
+                    optimizer.step()
+        if name in WHOLE:
+            for p, q in zip(weights(model), weights(alone), strict=True):
+                torch.testing.assert_close(whole(p), q, msg=name)
+        assert isinstance(weights(model)[0].grad.norm().item(), float)  # outside of optimizers, as in torch
+
+
+@check(ranks=4)
+def pending_gradients_are_parts_and_replicated_ones_are_not() -> None:
+    mesh = init_device_mesh("cpu", (4,))
+    columns(net())
+    for placement in (Partial(), Replicate()):
+        p = nn.Parameter(DTensor.from_local(torch.ones(2, 2), mesh, [Replicate()]))
+        p.grad = DTensor.from_local(torch.ones(2, 2), mesh, [placement])
+        optimizer = Scaled([p], lambda g: g.sum().item())
+        optimizer.steps = 4
+        with pytest.raises(ValueError, match=r"^Scaled reads") if placement == Partial() else contextlib.nullcontext():
+            optimizer.step()
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)
