@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -47,18 +48,34 @@ def everywhere(value: Any, groups: list[Group]) -> dict[int, Any]:
     return dict(sorted(found.items()))
 
 
+@dataclass
+class Exchange:
+    """Values that ranks send one another together with their errors.
+
+    Attributes:
+        mine: what this rank sends: small.
+        of_ranks: what every rank has sent, by its rank in the world; after the `with`.
+    """
+
+    mine: Any = None
+    of_ranks: dict[int, Any] = field(default_factory=dict)
+
+
 @contextmanager
-def same_errors(groups: list[Group]) -> Iterator[None]:
+def same_errors(groups: list[Group]) -> Iterator[Exchange]:
     """Raise on all ranks what the first of them has raised inside the `with`, after all have left it."""
     own = error = None
+    exchange = Exchange()
     try:
-        yield
+        yield exchange
     except Exception as raised:
         own = raised
         error = type(raised)(str(raised)) if type(raised) in RAISED else RuntimeError(f"{type(raised)}: {raised}")
-    error = next(filter(None, everywhere(error, groups).values()), None)
+    found = everywhere((error, exchange.mine), groups)
+    error = next((error for error, _ in found.values() if error is not None), None)
     if error is not None:
         raise error from own
+    exchange.of_ranks = {rank: sent for rank, (_, sent) in found.items()}
 
 
 def check_given(parts: Parts, state: StateDict, known: Iterable[str], groups: list[Group]) -> None:

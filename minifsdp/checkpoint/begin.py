@@ -16,6 +16,15 @@ from minifsdp.zero.partition import ShardedOptimizer
 STILL = {"lr": 0.0, "weight_decay": 0.0}  # a step with these and without gradients changes nothing
 
 
+def has_state(optim: Optimizer) -> bool:
+    return bool(live_state(optim))
+
+
+def live_state(optim: Optimizer) -> Any:
+    """The optimizer's states on this rank, by parameter or shard."""
+    return optim.inner.state if isinstance(optim, ShardedOptimizer) else optim.state
+
+
 @contextmanager
 def initialized(optim: Optimizer) -> Iterator[dict[str, Any]]:
     """The optimizer's state dict; if it has no state yet, one as after a step that changes nothing, counted as none.
@@ -24,7 +33,7 @@ def initialized(optim: Optimizer) -> Iterator[dict[str, Any]]:
     leaves it with a step counted).
     """
     params = parameters_by_number(optim)
-    live = optim.inner.state if isinstance(optim, ShardedOptimizer) else optim.state
+    live = live_state(optim)
     if live:
         yield optim.state_dict()
         return

@@ -17,6 +17,7 @@ from minifsdp.checkpoint.loading import check_has_values, device_for, load, mate
 from minifsdp.checkpoint.names import Names, StateDict, flattened, rename_groups, unflattened
 from minifsdp.checkpoint.options import AnyOptions, StateDictOptions, checked
 from minifsdp.checkpoint.parts import Parts
+from minifsdp.checkpoint.saving import agreed_states
 from minifsdp.device import compute_device
 from minifsdp.from_rank_0 import outline_from_rank_0
 from minifsdp.fsdp import FullyShardedDataParallel, OptimStateKeyType
@@ -89,6 +90,9 @@ def get_optimizer_state_dict(
         optimizers: those of its parameters, or one of them.
         submodules: has no effect, as in torch.
         options: see `StateDictOptions`.
+
+    Raises:
+        RuntimeError: ranks have different states of parameters that they share (saving.py). All of them raise it.
     """
     options, optimizers = checked(model, options), as_tuple(optimizers)
     if not optimizers:
@@ -96,9 +100,10 @@ def get_optimizer_state_dict(
     names = Names(model)
     result: StateDict = {"state": {}, "param_groups": []}
     rank0_only, config = options.on_rank_0_only, options.form.optim_state_dict_config
-    for optim in names.in_order(optimizers):
-        with initialized(optim) as state_dict:
-            part = to_names(model, optim, state_dict, config, comm.world() if rank0_only else None)
+    with agreed_states(model, names, names.in_order(optimizers)) as of_each:
+        group = comm.world() if rank0_only else None
+        named = [to_names(model, optim, state_dict, config, group) for optim, state_dict in of_each.items()]
+    for part in named:
         if part:
             result["state"] |= {names.outside(name): state for name, state in part["state"].items()}
             result["param_groups"] += rename_groups(part["param_groups"], names.outside)

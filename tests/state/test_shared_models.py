@@ -292,6 +292,116 @@ def each_rank_may_have_values_of_its_own() -> None:
     assert result.unexpected_keys == [f"expert{1 - dist.get_rank()}.{name}" for name in ("weight", "bias")]
 
 
+class Chain(nn.Module):
+    """Three layers of one shape, so that the states of two can be confused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c, self.d = (nn.Linear(4, 4, bias=False) for _ in "acd")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(self.c(self.a(x)))  # type: ignore[no-any-return]
+
+
+CHAINS: dict[str, Callable[[], nn.Module]] = {
+    "FSDP2": lambda: fully_shard(Chain()),
+    "TP": lambda: parallelize_module(Chain(), mesh(2), dict.fromkeys("acd", ColwiseParallel())),
+    "DDP": lambda: DistributedDataParallel(Chain()),
+    "flat, original": lambda: Fsdp(Chain(), auto_wrap_policy={nn.Linear}, use_orig_params=True),
+}
+FORMS = [
+    StateDictOptions(full_state_dict=True),
+    StateDictOptions(full_state_dict=True, cpu_offload=True),
+    StateDictOptions(flatten_optimizer_state_dict=True),
+]
+
+
+@check(make=CHAINS)
+def states_of_other_parameters_on_each_rank_are_refused(make: Callable[[], nn.Module]) -> None:
+    """Gathered one after another, they would be mixed, or a rank would wait for ever."""
+    model, rank = make(), dist.get_rank()
+    named = {name.removeprefix("module."): p for name, p in model.named_parameters()}
+    a, c, d = (named[f"{name}.weight"] for name in "acd")
+
+    def stepped(*params: Any, without: Any = ()) -> Adam:
+        optimizer = Adam(params)
+        for p in params:
+            p.grad = torch.ones_like(p)
+        for p in without:
+            p.grad = None
+        optimizer.step()
+        return optimizer
+
+    def refused(optimizers: Any, text: str) -> None:
+        for options in FORMS:
+            with pytest.raises(RuntimeError, match=r"^ranks have different optimizer states of .* Give the ") as raised:
+                ours.get_optimizer_state_dict(model, optimizers, options=options)
+            assert text in same_on_all_ranks(str(raised.value))
+
+    has = "exp_avg float32, exp_avg_sq float32, step 1.0"
+    refused(
+        stepped(a, (c, d)[rank]),
+        f": c.weight: {has} on rank 0; in no optimizer on rank 1 | "
+        f"d.weight: in no optimizer on rank 0; {has} on rank 1. ",
+    )
+    refused(stepped(*(a, c, d)[: 3 - rank]), f": d.weight: {has} on rank 0; in no optimizer on rank 1. ")
+    refused(
+        stepped(a, c, d, without=[(c, d)[rank]]),
+        f": c.weight: without a state on rank 0; {has} on rank 1 | d.weight: {has} on rank 0; without a state on",
+    )
+    refused([Adam([a]), Adam([c, d])] if rank else Adam([a, c, d]), "; in optimizer 2 of 2, ")
+    optimizer = stepped(a, c, d)
+    optimizer.state[c]["step"] += rank
+    refused(optimizer, f": c.weight: {has} on rank 0; {has.replace('1', '2')} on rank 1. ")
+    optimizer.state[c]["step"] -= rank
+    if rank:
+        del optimizer.state[c]["exp_avg_sq"]
+    refused(optimizer, f": c.weight: {has} on rank 0; exp_avg float32, step 1.0 on rank 1. ")
+    if rank:
+        optimizer.state.clear()
+    refused(optimizer, f": a.weight: {has} on rank 0; {has.replace('1', '0')}, before a first step on rank 1 | ")
+
+
+@check(make=CHAINS)
+def ranks_agree_on_states_in_any_order(make: Callable[[], nn.Module]) -> None:
+    model, rank = make(), dist.get_rank()
+    params = list(model.parameters())[:: -1 if rank else 1]
+    optimizer = Adam(params, lr=0.0)
+    for p in model.parameters():
+        p.grad = p.detach().clone()
+    list(model.parameters())[1].grad = None
+    optimizer.step()
+    for p, state in optimizer.state.items() if rank else ():
+        optimizer.state[p] = dict(reversed(state.items()))
+    found = ours.get_optimizer_state_dict(model, optimizer, options=FORMS[0])["state"]
+    values = ours.get_model_state_dict(model, options=FORMS[0])
+    assert list(found) == ["a.weight", "d.weight"]
+    for name, state in found.items():
+        torch.testing.assert_close(state["exp_avg"], 0.1 * values[name])
+
+
+@check()
+def a_rank_without_elements_needs_no_state() -> None:
+    """It takes part in the gathering; its optimizer stays as it is."""
+    model, rank = nn.Sequential(nn.Linear(4, 1, bias=False), nn.Linear(1, 4)), dist.get_rank()
+    fully_shard(model)
+    first, *others = model.parameters()
+    first.grad = None if rank else first.detach().clone()
+    for p in others:
+        p.grad = p.detach().clone()
+    optimizer = Adam(model.parameters(), lr=0.0)
+    optimizer.step()
+    found = ours.get_optimizer_state_dict(model, optimizer, options=FORMS[0])["state"]
+    values = ours.get_model_state_dict(model, options=FORMS[0])
+    assert list(found) == ["0.weight", "1.weight", "1.bias"]
+    for name, state in found.items():
+        torch.testing.assert_close(state["exp_avg"], 0.1 * values[name])
+        assert state["step"] == 1
+    assert not optimizer.state.get(first) if rank else optimizer.state[first]
+    sharded = ours.get_optimizer_state_dict(model, optimizer)["state"]["0.weight"]["exp_avg"]
+    assert len(sharded.to_local()) == 1 - rank
+
+
 WRAPPERS: dict[str, Callable[[Any], nn.Module]] = {
     "plain": lambda model: model,
     "DDP": DistributedDataParallel,

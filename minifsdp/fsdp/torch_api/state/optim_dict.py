@@ -53,9 +53,10 @@ def to_names(
     gathered = gather_named_states(known.managed, states, keep if kept else None)
     is_full = isinstance(config, FullOptimStateDictConfig)
     for p in (p for p in known.unmanaged if p in states):
-        values = {key: copied(whole_of(value) if is_full else value, to_cpu) for key, value in states[p].items()}
+        state = {key: states[p][key] for key in sorted(states[p], key=str)}  # the same order of gathering on all ranks
+        values = {key: copied(whole_of(value) if is_full else value, to_cpu) for key, value in state.items()}
         if kept:
-            gathered[known.names[p][0]] = values
+            gathered[known.names[p][0]] = {key: values[key] for key in states[p]}
     if not kept:
         return {}
     # In the model's order, so that ranks whose optimizers have other orders can exchange the values one by one.

@@ -1,0 +1,192 @@
+"""Agreement on the optimizers' states before any is gathered: the same for all ranks, or one error on all of them.
+
+Sharded states are gathered one after another. A rank that lacks one would join the gathering of the next, and the
+result would have rows of two parameters.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from minifsdp.checkpoint.agree import everywhere, groups_sharing, same_errors
+from minifsdp.checkpoint.begin import has_state, initialized
+from minifsdp.checkpoint.names import Names, StateDict
+from minifsdp.ddp import DistributedDataParallel
+from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.fsdp.torch_api.state.optim_names import OptimizerIndex
+from minifsdp.local_parts import like, local_of
+from minifsdp.optim_state import ONE_PER_PARAMETER, has_elements, is_dtype
+from minifsdp.process_groups import global_ranks
+from minifsdp.sharded_values import copied
+
+Place = tuple[str, tuple[int, ...]]
+"""A parameter's name, and the ranks that share it."""
+
+
+class Described(NamedTuple):
+    """A parameter's state on one rank.
+
+    Attributes:
+        form: in words, with the count of steps.
+        may_lack: the rank has no element of the parameter, and needs no state.
+        schema: of each key the dtype, if there is a value per element; otherwise the value. None: it does not say all.
+    """
+
+    form: str
+    may_lack: bool
+    schema: dict[str, Any] | None
+
+
+@contextmanager
+def agreed_states(
+    model: nn.Module, names: Names, optimizers: Iterable[Optimizer]
+) -> Iterator[dict[Optimizer, StateDict]]:
+    """The optimizers' state dicts (`initialized`), with states of the same parameters on all ranks that share these.
+
+    One small exchange, and a second one if the ranks differ.
+
+    Args:
+        optimizers: in the same order on all ranks.
+
+    Raises:
+        RuntimeError: a parameter's state is in another form on another rank, which may have none; on all of them.
+    """
+    groups = groups_sharing(model)
+    with ExitStack() as stack:
+        with same_errors(groups) as exchange:
+            new = {optim for optim in optimizers if not has_state(optim)}
+            saved = {optim: stack.enter_context(initialized(optim)) for optim in optimizers}
+            index = {optim: OptimizerIndex(model, optim) for optim in saved}
+            own = described(names, index, saved, new)
+            exchange.mine = sha256(repr(sorted((name, each.form) for (name, _), each in own.items())).encode()).digest()
+        if len(set(exchange.of_ranks.values())) > 1:
+            agreed = agreed_forms(own, everywhere(own, groups))
+            for optim, known in index.items():
+                for p in (p for p in known.unmanaged if isinstance(p, DTensor)):
+                    if found := agreed.get(names.of_parameters[p][0]):
+                        saved[optim]["state"][known.keys[p]] = without_elements(p, found)
+        yield saved
+
+
+def described(
+    names: Names, index: Mapping[Optimizer, OptimizerIndex], saved: Mapping[Optimizer, StateDict], new: set[Optimizer]
+) -> dict[Place, Described]:
+    """This rank's states of the parameters that it shares; `new` are optimizers that have not stepped."""
+    shared = sharing(names.model)
+    units = any(known.managed for known in index.values())
+    # With FSDP1, saving an optimizer is collective, whatever it has.
+    counted = [optim for optim, known in index.items() if units or not shared.keys().isdisjoint(known.params)]
+    owners = {p: optim for optim, known in index.items() for p in known.params}
+    own: dict[Place, Described] = {}
+    for p, sets in shared.items():
+        optim = owners.get(p)
+        state: Any = {}
+        words = "in no optimizer"
+        if optim is not None:
+            state = saved[optim]["state"].get(index[optim].keys[p], {})
+            words = f"in optimizer {counted.index(optim) + 1} of {len(counted)}, " if len(counted) > 1 else ""
+            words += form_of_state(p, state) + (", before a first step" if state and optim in new else "")
+        may_lack = not local_of(p).numel() and (optim is not None or not isinstance(p, DTensor))
+        one = Described(words, may_lack, schema_of(p, state))
+        own |= {(names.of_parameters[p][0], ranks): one for ranks in sets}
+    return own
+
+
+def sharing(model: nn.Module) -> dict[nn.Parameter, list[tuple[int, ...]]]:
+    """The parameters that ranks share, as an optimizer has them, each with the sets of these ranks.
+
+    What no wrapper has is each rank's own, such as an expert outside the FSDP units.
+    """
+    found: dict[nn.Parameter, list[tuple[int, ...]]] = defaultdict(list)
+    for p in model.parameters():
+        if isinstance(p, DTensor):
+            found[p].append(tuple(p.device_mesh.mesh.flatten().tolist()))
+    for instance in FullyShardedDataParallel.fsdp_modules(model):
+        sets = [tuple(global_ranks(group)) for group in instance._groups.outermost_first]
+        for p in instance._unit.contents.held() if instance._unit else ():
+            found[p] += sets
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel | nn.parallel.DistributedDataParallel):
+            for name, p in module.module.named_parameters():
+                if name not in module.parameters_to_ignore:
+                    found[p].append(tuple(global_ranks(module.process_group)))
+    return found
+
+
+def form_of_state(p: Tensor, state: Mapping[str, Any] | None) -> str:
+    """A state's keys with the dtypes of tensors and the numbers that count steps."""
+    if not state:
+        return "without a state"
+    return ", ".join(f"{key} {_kind(p, key, state[key])}".rstrip() for key in sorted(state, key=str))
+
+
+def _kind(p: Tensor, key: str, value: Any) -> str:
+    if key in ONE_PER_PARAMETER and not has_elements(key, value, p.shape):
+        return str(value.item() if isinstance(value, Tensor) else value)
+    return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else type(value).__name__
+
+
+def schema_of(p: Tensor, state: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The schema from which `without_elements` makes a state; FSDP1's units agree on theirs (optim_schema.py)."""
+    schema: dict[str, Any] = {}
+    for key, value in (state or {}).items() if isinstance(p, DTensor) else ():
+        if isinstance(value, DTensor) and value.shape == p.shape:
+            schema[key] = value.dtype
+        elif isinstance(value, Tensor | dict) and not (isinstance(value, Tensor) and value.numel() == 1):
+            return None
+        else:
+            schema[key] = copied(value, to_cpu=True)
+    return schema
+
+
+def without_elements(p: DTensor, schema: Mapping[str, Any]) -> StateDict:
+    """The state of a parameter on a rank that has no element of it."""
+    local = local_of(p).detach()
+    return {key: like(local.to(kind), p) if is_dtype(kind) else kind for key, kind in schema.items()}
+
+
+def agreed_forms(
+    own: Mapping[Place, Described], of_ranks: Mapping[int, Mapping[Place, Described]]
+) -> dict[str, dict[str, Any]]:
+    """The schemas of the parameters by name for which this rank has no state of its own, and needs none.
+
+    Raises:
+        RuntimeError: ranks that have elements of a parameter have its state in different forms; on all ranks.
+    """
+    schemas: dict[str, dict[str, Any]] = {}
+    differing: dict[str, str] = {}
+    for place in sorted({place for of_rank in of_ranks.values() for place in of_rank}):
+        name, ranks = place
+        found = {rank: of_ranks[rank][place] for rank in ranks if place in of_ranks.get(rank, {})}
+        needed = [each for each in found.values() if not each.may_lack] or list(found.values())
+        first = needed[0]
+        if first.schema is None:
+            needed = list(found.values())
+        if len({each.form for each in needed}) > 1:
+            forms = dict.fromkeys(each.form for each in found.values())
+            where = {form: [rank for rank, each in found.items() if each.form == form] for form in forms}
+            differing.setdefault(name, "; ".join(f"{form} on {in_words(ranks)}" for form, ranks in where.items()))
+        elif place in own and own[place].form != first.form and first.schema is not None:
+            schemas[name] = first.schema
+    if differing:
+        more = f" | and {len(differing) - 4} more" if len(differing) > 4 else ""
+        raise RuntimeError(
+            "ranks have different optimizer states of parameters that they share: "
+            + " | ".join(f"{name}: {text}" for name, text in list(differing.items())[:4])
+            + f"{more}. Give the optimizers of all ranks the same parameters, and step them on all ranks with "
+            "gradients of the same parameters; optimizer.state_dict() returns what a rank has by itself"
+        )
+    return schemas
+
+
+def in_words(ranks: list[int]) -> str:
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:4]))}{more}"
