@@ -35,9 +35,9 @@ def _read(operator: Any, args: Any, kwargs: Any) -> Any:
     optimizer = _reader() if is_part else None
     if optimizer is not None:
         raise ValueError(
-            f"{type(optimizer).__name__} reads a number of a DTensor, by item(), float(), bool() or as an alpha, and "
-            "would get only this rank's part: write p.grad.norm().full_tensor().item(), for instance, or to_local() if "
-            "you need the part"
+            f"a method or hook of {type(optimizer).__name__} reads a number of a DTensor, by item(), float(), bool() "
+            "or as an alpha, and would get only this rank's part: write p.grad.norm().full_tensor().item(), for "
+            "instance, or to_local() if you need the part"
         )
     return without_handler(_read, operator, args, kwargs)
 

@@ -384,7 +384,9 @@ def an_optimizer_that_reads_a_part_is_refused(sharded: Any) -> None:
             for each, optimizer in zip((model, alone), optimizers, strict=True):
                 optimizer.zero_grad()
                 each(x).square().sum().backward()
-                refused = pytest.raises(ValueError, match=r"^Scaled reads a number .* only this rank's part: write p\.")
+                refused = pytest.raises(
+                    ValueError, match=r"^a method or hook of Scaled reads a number .* only this rank's part: write p\."
+                )
                 with refused if step == 2 and name in READS and each is model else contextlib.nullcontext():
                     optimizer.step()
         if name in WHOLE:
@@ -402,7 +404,7 @@ def pending_gradients_are_parts_and_replicated_ones_are_not() -> None:
         p.grad = DTensor.from_local(torch.ones(2, 2), mesh, [placement])
         optimizer = Scaled([p], lambda g: g.sum().item())
         optimizer.steps = 4
-        with pytest.raises(ValueError, match=r"^Scaled reads") if placement == Partial() else contextlib.nullcontext():
+        with pytest.raises(ValueError, match="of Scaled reads") if placement == Partial() else contextlib.nullcontext():
             optimizer.step()
 
 
