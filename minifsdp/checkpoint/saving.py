@@ -7,7 +7,7 @@ result would have rows of two parameters.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -19,11 +19,13 @@ from torch.optim import Optimizer
 from minifsdp.checkpoint.agree import everywhere, groups_sharing, same_errors
 from minifsdp.checkpoint.begin import has_state, initialized
 from minifsdp.checkpoint.names import Names, StateDict
+from minifsdp.comm import Group
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.torch_api.state.optim_names import OptimizerIndex
 from minifsdp.local_parts import like, local_of
 from minifsdp.optim_state import ONE_PER_PARAMETER, has_elements, is_dtype
+from minifsdp.optimizer_steps import parameters_of
 from minifsdp.process_groups import global_ranks
 from minifsdp.sharded_values import copied
 
@@ -43,6 +45,28 @@ class Described(NamedTuple):
     form: str
     may_lack: bool
     schema: dict[str, Any] | None
+
+
+class Difference(NamedTuple):
+    """The words of an error: the problem and its cure."""
+
+    problem: str
+    cure: str
+
+
+STATES = Difference(
+    "ranks have different optimizer states of parameters that they share",
+    "Give the optimizers of all ranks the same parameters, and step them on all ranks with gradients of the same "
+    "parameters; optimizer.state_dict() returns what a rank has by itself",
+)
+OPTIMIZERS = Difference(
+    "the optimizers of ranks have different ones of the parameters that the ranks share",
+    "Give the optimizers of all ranks the same parameters before loading",
+)
+FROZEN = Difference(
+    "ranks have frozen different ones of the parameters that they share",
+    "Set requires_grad alike on all ranks, or leave ignore_frozen_params out",
+)
 
 
 @contextmanager
@@ -66,14 +90,45 @@ def agreed_states(
             saved = {optim: stack.enter_context(initialized(optim)) for optim in optimizers}
             index = {optim: OptimizerIndex(model, optim) for optim in saved}
             own = described(names, index, saved, new)
-            exchange.mine = sha256(repr(sorted((name, each.form) for (name, _), each in own.items())).encode()).digest()
+            exchange.mine = digest_of(own)
         if len(set(exchange.of_ranks.values())) > 1:
-            agreed = agreed_forms(own, everywhere(own, groups))
+            agreed = agreed_forms(own, everywhere(own, groups), STATES)
             for optim, known in index.items():
                 for p in (p for p in known.unmanaged if isinstance(p, DTensor)):
                     if found := agreed.get(names.of_parameters[p][0]):
                         saved[optim]["state"][known.keys[p]] = without_elements(p, found)
         yield saved
+
+
+def check_frozen(names: Names, groups: list[Group]) -> None:
+    """Check that ranks have frozen the same of the parameters that they share, as `check_alike`."""
+    check_alike(names, lambda p: "trained" if p.requires_grad else "frozen", groups, FROZEN)
+
+
+def check_owners(names: Names, optimizers: Iterable[Optimizer], groups: list[Group]) -> None:
+    """Check that the optimizers of all ranks have the same of the parameters that they share, as `check_alike`."""
+    shared = sharing(names.model).keys()
+    of_each = [params for optim in optimizers if not shared.isdisjoint(params := parameters_of(optim))]
+    owners = {p: f"in optimizer {number}" for number, params in enumerate(of_each, 1) for p in params}
+    check_alike(names, lambda p: owners.get(p, "in no optimizer"), groups, OPTIMIZERS)
+
+
+def check_alike(names: Names, form: Callable[[nn.Parameter], str], groups: list[Group], words: Difference) -> None:
+    """Check that parameters have the same form on all ranks that share them, before values are exchanged one by one.
+
+    Raises:
+        RuntimeError: they have not; on all of these ranks.
+    """
+    own: dict[Place, Described] = {}
+    for p, sets in sharing(names.model).items():
+        one = Described(form(p), not p.numel() and not isinstance(p, DTensor), {})
+        own |= {(names.of_parameters[p][0], ranks): one for ranks in sets}
+    if len(set(everywhere(digest_of(own), groups).values())) > 1:
+        agreed_forms(own, everywhere(own, groups), words)
+
+
+def digest_of(own: Mapping[Place, Described]) -> bytes:
+    return sha256(repr(sorted((name, each.form) for (name, _), each in own.items())).encode()).digest()
 
 
 def described(
@@ -154,7 +209,7 @@ def without_elements(p: DTensor, schema: Mapping[str, Any]) -> StateDict:
 
 
 def agreed_forms(
-    own: Mapping[Place, Described], of_ranks: Mapping[int, Mapping[Place, Described]]
+    own: Mapping[Place, Described], of_ranks: Mapping[int, Mapping[Place, Described]], words: Difference
 ) -> dict[str, dict[str, Any]]:
     """The schemas of the parameters by name for which this rank has no state of its own, and needs none.
 
@@ -178,12 +233,8 @@ def agreed_forms(
             schemas[name] = first.schema
     if differing:
         more = f" | and {len(differing) - 4} more" if len(differing) > 4 else ""
-        raise RuntimeError(
-            "ranks have different optimizer states of parameters that they share: "
-            + " | ".join(f"{name}: {text}" for name, text in list(differing.items())[:4])
-            + f"{more}. Give the optimizers of all ranks the same parameters, and step them on all ranks with "
-            "gradients of the same parameters; optimizer.state_dict() returns what a rank has by itself"
-        )
+        found_in = " | ".join(f"{name}: {text}" for name, text in list(differing.items())[:4])
+        raise RuntimeError(f"{words.problem}: {found_in}{more}. {words.cure}")
     return schemas
 
 

@@ -17,7 +17,7 @@ from minifsdp.checkpoint.loading import check_has_values, device_for, load, mate
 from minifsdp.checkpoint.names import Names, StateDict, flattened, rename_groups, unflattened
 from minifsdp.checkpoint.options import AnyOptions, StateDictOptions, checked
 from minifsdp.checkpoint.parts import Parts
-from minifsdp.checkpoint.saving import agreed_states
+from minifsdp.checkpoint.saving import agreed_states, check_frozen, check_owners
 from minifsdp.device import compute_device
 from minifsdp.from_rank_0 import outline_from_rank_0
 from minifsdp.fsdp import FullyShardedDataParallel, OptimStateKeyType
@@ -55,6 +55,8 @@ def get_model_state_dict(
     """
     options = checked(model, options)
     names = Names(model)
+    if options.ignore_frozen_params:
+        check_frozen(names, groups_sharing(model))
     with state_dict_form(model, options):
         state: StateDict = {names.outside(key): value for key, value in model.state_dict().items()}
     if submodules:
@@ -189,6 +191,7 @@ def set_optimizer_state_dict(
     groups = groups_sharing(model) if source is None else [source]
     with same_errors(groups):
         state = numbers_to_names(model, optimizers, optim_state_dict)
+    check_owners(names, names.in_order(optimizers), groups)
 
     def keep(path: tuple[str, ...], value: Any) -> Any:
         found = names.parsed(".".join(path))

@@ -363,6 +363,21 @@ def states_of_other_parameters_on_each_rank_are_refused(make: Callable[[], nn.Mo
 
 
 @check(make=CHAINS)
+def optimizers_and_frozen_parameters_that_differ_by_rank_are_refused(make: Callable[[], nn.Module]) -> None:
+    model, rank = make(), dist.get_rank()
+    a, c, d = model.parameters()
+    state = ours.get_optimizer_state_dict(model, Adam([a, c, d]))
+    for options in (StateDictOptions(strict=False), StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)):
+        with pytest.raises(RuntimeError, match=r": c.weight: in optimizer 1 on rank 0; in no optimizer on rank 1 \| d"):
+            ours.set_optimizer_state_dict(model, Adam([a, d if rank else c]), state, options=options)
+    (d if rank else c).requires_grad_(False)
+    with pytest.raises(
+        RuntimeError, match=r": c.weight: frozen on rank 0; trained on rank 1 \| d.weight: trained on r"
+    ):
+        ours.get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, ignore_frozen_params=True))
+
+
+@check(make=CHAINS)
 def ranks_agree_on_states_in_any_order(make: Callable[[], nn.Module]) -> None:
     model, rank = make(), dist.get_rank()
     params = list(model.parameters())[:: -1 if rank else 1]
