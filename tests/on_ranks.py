@@ -103,7 +103,8 @@ class Checks:
 def titled(values: Iterable[Any]) -> Iterable[tuple[str, Any]]:
     if isinstance(values, Mapping):
         return values.items()
-    return [(getattr(value, "name", str(value)).removeprefix("torch."), value) for value in values]
+    names = (getattr(value, "name", None) or getattr(value, "__name__", str(value)) for value in values)
+    return [(name.removeprefix("torch."), value) for name, value in zip(names, values, strict=True)]
 
 
 def run(checks: dict[str, Check], ranks: int) -> dict[str, list[str]]:
