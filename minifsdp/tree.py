@@ -87,10 +87,13 @@ def _rebuilt(tree: Any, changed: Callable[[Any], Any]) -> Any:
         values = [changed(each) for each in before]
         same = all(one is other for one, other in zip(values, before, strict=True))
         return tree if same else tree_unflatten(values, form)
-    items_of = {id(old): new for new, old in pairs}  # an attribute may also be an item
-    inside = changed if _has_state(tree) else lambda each: items_of.get(id(each), each)
+    has_state = _has_state(tree)
+    items_of = {id(old): new for new, old in pairs if new is not old}  # an attribute may also be an item
+    if not items_of and not has_state:
+        return tree
+    inside = changed if has_state else lambda each: items_of.get(id(each), each)
     attributes = [(slot, value, inside(value)) for slot, value in _attributes(tree)]
-    if all(new is old for new, old in pairs) and all(new is old for _, old, new in attributes):
+    if not items_of and all(new is old for _, old, new in attributes):
         return tree
     made = _like(tree, items)
     for slot, old, new in attributes:
