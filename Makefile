@@ -4,28 +4,44 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: ladder test test-notebooks test-labs test-full lint labs labs-check slides slides-check release site test-versions gpu-check clean
+.PHONY: ladder test test-wide test-course test-notebooks test-labs test-full lint labs labs-check slides slides-check release site test-versions gpu-check clean
 
 ladder: $(READY)
 	$(BIN)/minifsdp ladder
 
-# Three at a time, for much of a test is waiting (tests/conftest.py): each test starts ranks of its own.
+# Three at a time, for much of a test is waiting: each test starts ranks of its own.
+PYTEST = $(BIN)/pytest -q
+WORKERS := -n 3
+BRIEF := not slow and not alone and not rest
+LIBRARY := $(addprefix tests/,core ddp zero fsdp fsdp2 tensor_parallel pipeline state watch machine)
+NOTEBOOKS := tests/labs/test_notebooks.py
+
+# What the library claims. `.ci/run` runs this target and the three below it, which together run all of tests/
+# (tests/tools/test_tiers.py).
 test: $(READY)
-	$(BIN)/pytest -q -m "not slow and not alone and not rest" -n 3 --durations 10 --ignore tests/labs/test_notebooks.py
-	$(BIN)/pytest -q -m "not slow and alone"
+	$(PYTEST) -m "$(BRIEF) and not wide" $(WORKERS) --durations 10 $(LIBRARY)
+
+# The same on more ranks than the short loop has time for.
+test-wide: $(READY)
+	$(PYTEST) -m "$(BRIEF) and wide" $(WORKERS) $(LIBRARY)
+
+# All others: commands, labs, launches, tools.
+test-course: $(READY)
+	$(PYTEST) -m "$(BRIEF)" $(WORKERS) --durations 10 $(patsubst %,--ignore %,$(LIBRARY) $(NOTEBOOKS)) tests
+	$(PYTEST) -m "alone and not slow" $(patsubst %,--ignore %,$(LIBRARY) $(NOTEBOOKS)) tests
 
 # All notebooks, as they are shipped, and some with the reference answers written into the exercises.
 test-notebooks: $(READY)
-	$(BIN)/pytest -q -m "not rest" tests/labs/test_notebooks.py -n 3
+	$(PYTEST) -m "not rest" $(NOTEBOOKS) $(WORKERS)
 
 # All notebooks in both ways, and all wrong answers. The targets above run those of labs that have changed since this one
 # ran, and a part of the others (tests/labs/all_ran.py).
 test-labs: $(READY)
-	$(BIN)/pytest -q tests/labs/test_notebooks.py tests/labs/test_labs.py -n 3
+	$(PYTEST) $(NOTEBOOKS) tests/labs/test_labs.py $(WORKERS)
 	$(BIN)/python tests/labs/test_labs.py
 
 test-full: $(READY)
-	$(BIN)/pytest -q
+	$(PYTEST)
 
 # On the oldest and the newest torch, each in an environment of its own: make test-versions VERSIONS="2.12 2.14"
 test-versions: $(READY)

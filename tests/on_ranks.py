@@ -72,8 +72,8 @@ class Checks:
         """Run the function once for every combination of the values of its arguments.
 
         Args:
-            ranks: how many ranks run it; with several numbers it is a check on each.
-            slow: of these numbers, those that `make test` leaves to `make test-full`.
+            ranks: how many ranks run it; with several numbers it is a check on each. On more than four it is `wide`.
+            slow: of these numbers, those that CI leaves to `make test-full`.
             behaviour: the numbers in docs/parity.md of what it shows.
             **axes: of each argument the values, or titles and values.
         """
@@ -86,8 +86,8 @@ class Checks:
                 values = dict(zip(axes, (value for _, value in choice), strict=True))
                 for number in (ranks,) if isinstance(ranks, int) else ranks:
                     self._checks[number][name] = partial(fn, **values)
-                    slower = [pytest.mark.slow] if number in slow else []
-                    self.params.append(pytest.param(number, name, id=f"{name}-{number}", marks=[*marks, *slower]))
+                    tier = [pytest.mark.slow] * (number in slow) + [pytest.mark.wide] * (number > 4)
+                    self.params.append(pytest.param(number, name, id=f"{name}-{number}", marks=[*marks, *tier]))
             return fn
 
         return collect

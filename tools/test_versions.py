@@ -1,8 +1,8 @@
 """The suite on other versions of torch: `python -m tools.test_versions 2.11 2.15` (`make test-versions`).
 
 Each version has an environment of its own in build/torch-VERSION, where everything but torch is what constraints.txt
-says, and gets what `make test` runs, and every wrong answer. Results go to tests/versions.json. Exit code 1 if a test
-fails.
+says, and gets what CI runs but for the notebooks, and every wrong answer. Results go to tests/versions.json. Exit code
+1 if a test fails.
 """
 
 from __future__ import annotations

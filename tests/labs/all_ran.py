@@ -1,6 +1,6 @@
-"""What ran when `make test-labs` last ran: of a lab that is so still, `make test` and `make test-notebooks` run a part.
+"""What ran when `make test-labs` last ran: of a lab that is so still CI runs a part.
 
-The others of its tests are marked `rest`.
+The others of its tests are marked `rest`: `make test-course` and `make test-notebooks` leave them out.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 And their notebooks: what each must have, and the cell in which each statement is measured.
 
 There are some 1,300 wrong answers, and `make test-labs` runs all of them. It then writes down what each lab
-was, in wrong_answers.json, by `python tests/labs/test_labs.py`. Of a lab that is so still `make test` runs one wrong
-answer in ten, and the references in the check's own setting; the others are marked `rest`. Of a lab that has changed it
-runs all.
+was, in wrong_answers.json, by `python tests/labs/test_labs.py`. Of a lab that is so still `make test-course` runs one
+wrong answer in ten, and the references in the check's own setting; the others are marked `rest`. Of a lab that has
+changed it runs all.
 """
 
 from __future__ import annotations
