@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import MethodType
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter as keep_ve
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.two_tensor import TwoTensor
 
-from minifsdp import comm
+from minifsdp import comm, first_forward
 
 check = Checks(__name__)
 ANY = (2, 3)
@@ -224,8 +225,10 @@ def what_is_refused() -> None:
             patched(lib.fully_shard(nn.Linear(4, 4)), of_two_arguments, cast)(torch.ones(2, 4))
     if dist.get_rank() == 1:  # the other rank's piece is as long as the padded one
         model: Any = patched(ours.fully_shard(nn.Linear(4, 3)), not_padded, cast)
-        with pytest.raises(AssertionError, match="When a parameter is unevenly sharded"):
-            model(torch.ones(2, 4))
+        with pytest.MonkeyPatch.context() as patch:  # the other rank has no forward
+            patch.setattr(first_forward, "_PATIENCE", timedelta(milliseconds=1))
+            with pytest.raises(AssertionError, match="When a parameter is unevenly sharded"):
+                model(torch.ones(2, 4))
     else:
         ours.fully_shard(nn.Linear(4, 3))
 
