@@ -56,6 +56,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem.removeprefix("test_"), len(place)))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """A launch runs those of a file's checks that have not been deselected."""
+    for item in session.items:
+        if getattr(item, "originalname", "") == "test_on_ranks":
+            item.module.check.select(item.callspec.params["ranks"], item.callspec.params["name"])
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling

@@ -13,6 +13,7 @@
         check.assert_passed(ranks, name)
 
 Here `a_unit_is_freed-2` is a test, and `a_unit_is_gathered_once-NO_SHARD-flat-4`.
+What pytest has deselected is not run.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Checks:
         cloudpickle.register_pickle_by_value(sys.modules[module])
         self.params: list[Any] = []
         self._checks: dict[int, dict[str, Check]] = defaultdict(dict)
+        self._selected: dict[int, set[str]] = defaultdict(set)
         self._failures: dict[int, dict[str, list[str]]] = {}
 
     def __call__(
@@ -72,30 +74,39 @@ class Checks:
         """Run the function once for every combination of the values of its arguments.
 
         Args:
-            ranks: how many ranks run it; with several numbers it is a check on each. On more than four it is `wide`.
+            ranks: how many ranks run it; with several numbers it is a check on each. Those after the first are `wide`,
+                as are all above four.
             slow: of these numbers, those that CI leaves to `make test-full`.
             behaviour: the numbers in docs/parity.md of what it shows.
             **axes: of each argument the values, or titles and values.
         """
         numbers = (behaviour,) if isinstance(behaviour, int) else behaviour
         marks = [pytest.mark.behaviour(*numbers)] if numbers else []
+        several = (ranks,) if isinstance(ranks, int) else ranks
+        first = next((number for number in several if number not in slow), 0)
 
         def collect(fn: Callable[..., Any]) -> Callable[..., Any]:
             for choice in product(*map(titled, axes.values())):
                 name = "-".join([fn.__name__, *(title for title, _ in choice)])
                 values = dict(zip(axes, (value for _, value in choice), strict=True))
-                for number in (ranks,) if isinstance(ranks, int) else ranks:
+                for number in several:
                     self._checks[number][name] = partial(fn, **values)
-                    tier = [pytest.mark.slow] * (number in slow) + [pytest.mark.wide] * (number > 4)
+                    is_wide = number != first or number > 4
+                    tier = [pytest.mark.slow] * (number in slow) + [pytest.mark.wide] * is_wide
                     self.params.append(pytest.param(number, name, id=f"{name}-{number}", marks=[*marks, *tier]))
             return fn
 
         return collect
 
+    def select(self, ranks: int, name: str) -> None:
+        """Let this check be run with those on as many ranks."""
+        self._selected[ranks].add(name)
+
     def assert_passed(self, ranks: int, name: str) -> None:
         """Fail with the tracebacks of the ranks on which it failed. The first call for this many ranks runs them."""
         if ranks not in self._failures:
-            self._failures[ranks] = run(self._checks[ranks], ranks)
+            checks = {each: check for each, check in self._checks[ranks].items() if each in self._selected[ranks]}
+            self._failures[ranks] = run(checks, ranks)
         if texts := self._failures[ranks][name]:
             pytest.fail("\n".join(texts), pytrace=False)
 
