@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: ladder test test-wide test-course test-notebooks test-labs test-full lint labs labs-check slides slides-check release site test-versions gpu-check clean
+.PHONY: ladder test test-wide test-course test-notebooks test-labs test-seconds test-full lint labs labs-check slides slides-check release site test-versions gpu-check clean
 
 ladder: $(READY)
 	$(BIN)/minifsdp ladder
@@ -39,6 +39,11 @@ test-notebooks: $(READY)
 test-labs: $(READY)
 	$(PYTEST) $(NOTEBOOKS) tests/labs/test_labs.py $(WORKERS)
 	$(BIN)/python tests/labs/test_labs.py
+
+# How long each file takes, by which they are ordered, into tests/seconds.json: on a machine that does nothing else.
+test-seconds: $(READY)
+	rm -f tests/seconds.json
+	$(MAKE) test test-wide test-course test-notebooks PYTEST="$(PYTEST) --add-seconds"
 
 test-full: $(READY)
 	$(PYTEST)

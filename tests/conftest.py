@@ -1,12 +1,18 @@
 """What all tests share: the signals that they start with, what a failed one leaves, and how `pytest -n` shares them.
 
 Of a file the tests stay together, for they share launches; the labs' exercises go lab by lab, notebooks one by one.
+What took longest goes first, so that no worker begins it when the others are done. seconds.json says how long it took;
+`make test-seconds` writes it, with the option `--add-seconds`.
 """
 
+import json
 import re
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -14,8 +20,11 @@ import pytest
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Each of these takes a minute or more. They go first, so that no worker begins one when the others are done.
-LONGEST = ("labs", "ladder", "train", "launch", "marking", "fsdp_parity", "batch", "doctor")
+SECONDS = Path(__file__).with_name("seconds.json")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--add-seconds", action="store_true", help=f"add what each file takes to {SECONDS.name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
         for number in SIGNALS:
             if signal.getsignal(number) is signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
+    if config.option.add_seconds and not is_worker:
+        config.pluginmanager.register(Stopwatch())
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +62,41 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+def unit(nodeid: str) -> str:
+    """What one worker runs together: "fsdp/test_shard", "labs/test_labs 05", "labs/test_notebooks 05-blank"."""
+    file = nodeid.partition("::")[0].removeprefix("tests/").removesuffix(".py")
+    pattern = {
+        "labs/test_labs": r"\[(\d+[ab]?)[].-]",  # of [5.1-default], [05-C8] and [10a]
+        "labs/test_notebooks": r"\[(.+)\]",
+    }.get(file)
+    found = re.search(pattern, nodeid) if pattern else None
+    return f"{file} {found[1].zfill(2)}" if found else file
+
+
+def known_seconds() -> dict[str, int]:
+    return json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    place = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.stem.removeprefix("test_"), len(place)))
+    """The longest first; a file that is new takes the median."""
+    seconds = known_seconds()
+    usual = median(seconds.values() or [0])
+    items.sort(key=lambda item: -seconds.get(unit(item.nodeid), usual))
+
+
+class Stopwatch:
+    """What each unit takes: set-ups, tests and their ends. Added at the end to what is in the file."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[unit(report.nodeid)] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        before = known_seconds()
+        taken = {name: before.get(name, 0) + round(seconds) for name, seconds in self.seconds.items()}
+        SECONDS.write_text(json.dumps(dict(sorted({**before, **taken}.items())), indent=0) + "\n")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -67,13 +110,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling
 
-    class ByFile(LoadFileScheduling):
+    class ByUnit(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file: str = super()._split_scope(nodeid)
-            if file.endswith("test_labs.py"):
-                lab = re.search(r"\[(\d+[ab]?)[].-]", nodeid)  # of [5.1-default], [05-C8] and [10a]
-                return f"{file} {lab[1].zfill(2) if lab else ''}"
-            return nodeid if file.endswith("test_notebooks.py") else file
+            return unit(nodeid)
 
     config.option.loadscopereorder = False  # by the number of tests: thousands that share a launch are no work
-    return ByFile(config, log)
+    return ByUnit(config, log)

@@ -1,10 +1,14 @@
-"""What `.ci/run` runs of tests/: every test once, and with no other beside it if it is marked so."""
+"""What `.ci/run` runs of tests/: every test once, without others beside it if it is marked so, longest files first."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 from argparse import ArgumentParser, Namespace
 from functools import cache
 from pathlib import Path
@@ -20,7 +24,10 @@ MARKS = ("alone", "rest", "slow", "wide")
 def commands() -> list[Namespace]:
     """The pytest commands of the targets that `.ci/run` makes."""
     targets = re.findall(r"^make (\S+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
-    printed = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    outside = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE")
+    }  # another make's options
+    make = subprocess.run(["make", "-n", *targets], cwd=ROOT, env=outside, capture_output=True, text=True, check=True)
     parser = ArgumentParser()
     parser.add_argument("-m", dest="marks", required=True)
     parser.add_argument("-n", dest="workers", type=int, default=0)
@@ -28,7 +35,7 @@ def commands() -> list[Namespace]:
     parser.add_argument("-q", action="store_true")
     parser.add_argument("--durations")
     parser.add_argument("paths", nargs="+", type=Path)
-    lines = [shlex.split(line) for line in printed.splitlines()]
+    lines = [shlex.split(line) for line in make.stdout.splitlines()]
     return [parser.parse_args(words[1:]) for words in lines if words and words[0].endswith("/pytest")]
 
 
@@ -64,3 +71,42 @@ def test_the_short_loop_leaves_more_ranks_than_four_out() -> None:
 def test_what_ci_leaves_out_is_said_by_a_mark(mark: str) -> None:
     """`make test-full` runs these, and of the notebooks none is slow."""
     assert not [str(file) for file in FILES if running(file, mark) and file.name != "test_notebooks.py"]
+
+
+# The order
+
+KEPT = {"test_long": 9, "test_short": 1, "labs/test_labs 05": 5}
+
+
+def test_the_longest_come_first_and_what_is_new_is_like_the_median(tmp_path: Path) -> None:
+    done = in_a_folder(tmp_path, "-v", test_short=PASSES, test_new=PASSES, test_long=PASSES)
+    assert re.findall(r"test_\w+(?=\.py::)", done) == ["test_long", "test_new", "test_short"]
+
+
+def test_what_each_took_is_added_and_labs_and_notebooks_go_one_by_one(tmp_path: Path) -> None:
+    cases = "import pytest\n@pytest.mark.parametrize('case', ['5.1-default', '14-C8', '10a'])\ndef test(case): pass"
+    slowly = "import time\ndef test(): time.sleep(0.6)"
+    files = {"test_long": slowly, "test_new": PASSES, "labs/test_labs": cases, "labs/test_notebooks": cases}
+    in_a_folder(tmp_path, "--add-seconds", "-p", "xdist", "-n", "2", **files)
+    labs = {"labs/test_labs 05": 5, "labs/test_labs 10a": 0, "labs/test_labs 14": 0}
+    notebooks = {f"labs/test_notebooks {case}": 0 for case in ("5.1-default", "14-C8", "10a")}
+    expected = {"test_long": 10, "test_short": 1, "test_new": 0, **labs, **notebooks}
+    assert json.loads((tmp_path / "tests" / "seconds.json").read_text()) == expected
+
+
+PASSES = "def test(): pass"
+
+
+def in_a_folder(folder: Path, *options: str, **files: str) -> str:
+    """What pytest prints of these files next to our conftest.py and the seconds in `KEPT`."""
+    tests = folder / "tests"
+    (tests / "labs").mkdir(parents=True)
+    shutil.copy(ROOT / "tests" / "conftest.py", tests)
+    (tests / "seconds.json").write_text(json.dumps(KEPT))
+    for name, text in files.items():
+        (tests / f"{name}.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder, tests]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(
+        [*command, *options], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    ).stdout
