@@ -68,6 +68,7 @@ class Checks:
         *,
         ranks: int | tuple[int, ...] = 2,
         slow: tuple[int, ...] = (),
+        wide: bool = False,
         behaviour: int | tuple[int, ...] = (),
         **axes: Iterable[Any],
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -77,6 +78,7 @@ class Checks:
             ranks: how many ranks run it; with several numbers it is a check on each. Those after the first are `wide`,
                 as are all above four.
             slow: of these numbers, those that CI leaves to `make test-full`.
+            wide: leave all of them to `make test-wide`: more of what `make test` shows with less.
             behaviour: the numbers in docs/parity.md of what it shows.
             **axes: of each argument the values, or titles and values.
         """
@@ -91,7 +93,7 @@ class Checks:
                 values = dict(zip(axes, (value for _, value in choice), strict=True))
                 for number in several:
                     self._checks[number][name] = partial(fn, **values)
-                    is_wide = number != first or number > 4
+                    is_wide = wide or number != first or number > 4
                     tier = [pytest.mark.slow] * (number in slow) + [pytest.mark.wide] * is_wide
                     self.params.append(pytest.param(number, name, id=f"{name}-{number}", marks=[*marks, *tier]))
             return fn

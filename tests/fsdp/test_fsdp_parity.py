@@ -939,18 +939,17 @@ EVERYTHING = [
 ]
 
 
-def some_of_everything(number: int, ranks: int) -> list[Run]:
+def some_of_everything(number: int) -> list[Run]:
     """For each case other schedules, so that neighbours together meet all of them under each strategy."""
     names = [*SCHEDULES, *SCHEDULES][number % len(SCHEDULES) :]
-    if ranks > 2:
-        return [Run((FULL_SHARD, SHARD_GRAD_OP)[number // len(SCHEDULES) % 2], names[0], watched=number % 3 == 0)]
-    return [
+    runs = [
         Run(FULL_SHARD, names[0]),
         Run(FULL_SHARD, names[3]),
         Run(FULL_SHARD, names[6], watched=True),
         Run(SHARD_GRAD_OP, names[5]),
         Run(NO_SHARD, names[2]),
     ]
+    return [*runs, *runs][number % len(runs) :][: len(runs)]
 
 
 Wrong = dict[str, list[str]]  # by case: what went wrong
@@ -981,10 +980,18 @@ def together(wrongs: list[Wrong]) -> Wrong:
     return {name: [f"rank {r}, {line}" for r, wrong in enumerate(wrongs) for line in wrong[name]] for name in wrongs[0]}
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+SELECTIONS = [
+    pytest.param((2, slice(0, 2)), id="2"),
+    pytest.param((2, slice(2, None)), id="2, others", marks=pytest.mark.wide),
+    pytest.param((3, slice(0, 1)), id="3", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module", params=SELECTIONS)
 def selection(request: pytest.FixtureRequest) -> Wrong:
-    runs = [some_of_everything(number, request.param) for number in range(len(CASES))]
-    return together(launch(against_one_process, request.param, runs, timeout=160))
+    ranks, part = request.param
+    runs = [some_of_everything(number)[part] for number in range(len(CASES))]
+    return together(launch(against_one_process, ranks, runs, timeout=160))
 
 
 @pytest.mark.behaviour(4, 18, 20, 21, 26, 27, 29, 43)
@@ -1121,6 +1128,7 @@ def beside_torch() -> Wrong:
     return together(launch(against_torch, 2, COMPARED_WITH_TORCH, torch.float32, timeout=160))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", COMPARED_WITH_TORCH)
 def test_a_case_trains_as_torch_does(beside_torch: Wrong, name: str) -> None:
     assert not beside_torch[name], "\n".join(beside_torch[name])

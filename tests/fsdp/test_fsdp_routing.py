@@ -489,13 +489,23 @@ def a_sum_over_nothing_is_minus_zero(dtype: torch.dtype) -> None:
         assert not parts.any()
 
 
-@check(ranks=(2, 3), behaviour=20)
+@check(behaviour=20)
 def ranks_may_use_different_parameters_of_a_unit() -> None:
+    in_lockstep(examples(2, (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD)), assert_alike, 15)
+
+
+@check(ranks=(2, 3), behaviour=20, wide=True)
+def they_may_in_many_ways() -> None:
     in_lockstep(examples(dist.get_world_size(), (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD)), assert_alike, 60)
 
 
 @check(ranks=4)
 def replicas_may_too() -> None:
+    in_lockstep(examples(4, (HYBRID_SHARD, HYBRID_ZERO2)), assert_alike, 4)
+
+
+@check(ranks=4, wide=True)
+def replicas_may_in_many_ways() -> None:
     in_lockstep(examples(4, (HYBRID_SHARD, HYBRID_ZERO2)), assert_alike, 15)
 
 

@@ -19,10 +19,11 @@ def test_of_several_numbers_of_ranks_the_first_that_is_quick_is_in_the_short_loo
     check(ranks=(2, 3, 4))(a_check)
     check(ranks=(1, 2, 3), slow=(1,))(a_check)
     check(ranks=(6, 8))(a_check)
+    check(ranks=2, wide=True)(a_check)
     marks = [(param.values[0], {mark.name for mark in param.marks}) for param in check.params]
     assert marks[:3] == [(2, set()), (3, {"wide"}), (4, {"wide"})]
     assert marks[3:6] == [(1, {"slow", "wide"}), (2, set()), (3, {"wide"})]
-    assert marks[6:] == [(6, {"wide"}), (8, {"wide"})]
+    assert marks[6:] == [(6, {"wide"}), (8, {"wide"}), (2, {"wide"})]
 
 
 def test_what_is_deselected_is_not_run(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
