@@ -2,8 +2,8 @@
 
 Strategy, prefetch, precision, accumulation, offload, `use_orig_params`, optimizer.
 
-`make test` and `make test-wide` take enough combinations to see every pair of settings together, those of hybrid sharding
-mostly the latter; the whole product is marked slow. What torch refuses on CPU is compared with one process instead.
+`make test` and `make test-wide` take enough combinations to see every pair of settings together, the latter most of
+those with hybrid sharding; the whole product is marked slow. What torch refuses on CPU is compared with one process.
 """
 
 from __future__ import annotations
