@@ -4,8 +4,8 @@ And their notebooks: what each must have, and the cell in which each statement i
 
 There are some 1,300 wrong answers, and `make test-labs` runs all of them. It then writes down what each lab
 was, in wrong_answers.json, by `python tests/labs/test_labs.py`. Of a lab that is so still `make test-course` runs one
-wrong answer in ten, and the references in the check's own setting; the others are marked `rest`. Of a lab that has
-changed it runs all.
+wrong answer of each exercise, and the references in the check's own setting; the others are marked `rest`. Of a lab
+that has changed it runs all.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import json
 import re
 from functools import cache
 from typing import Any
-from zlib import crc32
 
 import pytest
-from all_ran import WHEN_ALL_RAN, digest, module, rest_of, wrong_answers
+from all_ran import WHEN_ALL_RAN, digest, draw, is_as_when_all_ran, module, rest_of, wrong_answers
 
 from minifsdp.course.workshop import wrong
 from minifsdp.course.workshop.catalogue import (
@@ -132,9 +131,10 @@ class TestOtherRightAnswers:
 
 
 def wrong_answer(number: int) -> Any:
-    name = wrong_id(number)
-    marks = rest_of(lab_of(WRONG[number].exercise), sampled=crc32(name.encode()) % 10 == 0)
-    return pytest.param(number, id=name, marks=marks)
+    exercise = WRONG[number].exercise
+    mine = [each for each, answer in enumerate(WRONG) if answer.exercise == exercise]
+    marks = rest_of(lab_of(exercise), sampled=number == mine[draw(exercise, len(mine))])
+    return pytest.param(number, id=wrong_id(number), marks=marks)
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # some do just this
@@ -144,6 +144,11 @@ class TestWrongAnswers:
         said = rejection(number)
         assert said is not None, f"accepted: {WRONG[number].slip}"
         assert WRONG[number].words in said
+
+    @pytest.mark.parametrize("ref", REFERENCES, ids=exercise_id)
+    def test_ci_runs_one_or_all(self, ref: Reference) -> None:
+        mine = [wrong_answer(number) for number, each in enumerate(WRONG) if each.exercise == ref.id]
+        assert sum(not each.marks for each in mine) == (1 if is_as_when_all_ran(lab_of(ref.id)) else len(mine))
 
     @pytest.mark.parametrize("ref", REFERENCES, ids=exercise_id)
     def test_there_are_four_for_different_reasons(self, ref: Reference) -> None:
