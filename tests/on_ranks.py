@@ -34,6 +34,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from minifsdp.course.launch import RankError, launch, report
 
@@ -148,6 +149,16 @@ def run_on_a_rank(checks: dict[str, Check]) -> None:
         except (Exception, pytest.fail.Exception):
             report((name, traceback.format_exc(limit=-4)))
         dist.barrier()
+
+
+_meshes: dict[tuple[tuple[int, ...], tuple[str, ...]], Any] = {}
+
+
+def mesh_of(shape: tuple[int, ...], *names: str) -> Any:
+    """A mesh of all ranks of the launch, made once: most of a small check's time would go into process groups."""
+    if (shape, names) not in _meshes:
+        _meshes[shape, names] = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    return _meshes[shape, names]
 
 
 @contextmanager

@@ -10,9 +10,8 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import SCALES_SUMMANDS, Checks
+from on_ranks import SCALES_SUMMANDS, Checks, mesh_of
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
@@ -52,13 +51,11 @@ def assert_trains_as_one_process(
     alone: GPT,
     rows: int,
     row: int,
-    steps: int = 5,
-    optimizer: Any = torch.optim.AdamW,
     clip: float | None = None,
 ) -> None:
-    """Losses, gradients and parameters; the process alone has the mean of all rows' losses."""
+    """Losses, gradients and parameters, the second step from the state of the first; one process has all rows' mean."""
     optimizers = [torch.optim.AdamW(m.parameters(), 1e-2) for m in (model, alone)]
-    for step in range(steps):
+    for step in range(2):
         mine = model(*batch(step, row))
         expected = torch.stack([alone(*batch(step, each)) for each in range(rows)])
         assert abs(mine.item() - expected[row].item()) < 1e-9
@@ -80,7 +77,7 @@ def assert_trains_as_one_process(
 
 @check(ranks=(2, 3, 4), slow=(2, 3), options=OPTIONS, tied=(False, True))
 def it_trains_as_one_process_does(options: dict[str, bool], tied: bool) -> None:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = mesh_of((dist.get_world_size(),), "tp")
     alone = gpt(tied=tied)
     model = parallelize_gpt(copy.deepcopy(alone), mesh, **options)
     assert (model.head.weight is model.embed.weight) == tied
@@ -90,15 +87,15 @@ def it_trains_as_one_process_does(options: dict[str, bool], tied: bool) -> None:
 @check(ranks=2, options=OPTIONS)
 def it_trains_with_the_memory_ledger_and_clipping(options: dict[str, bool]) -> None:
     alone = gpt()
-    model = parallelize_gpt(copy.deepcopy(alone), init_device_mesh("cpu", (2,)), **options)
+    model = parallelize_gpt(copy.deepcopy(alone), mesh_of((2,), "tp"), **options)
     with Ledger():
-        assert_trains_as_one_process(model, alone, 1, 0, steps=2, clip=0.1)
+        assert_trains_as_one_process(model, alone, 1, 0, clip=0.1)
 
 
 @check(ranks=(4, 6, 8), slow=(6, 8), options=OPTIONS, tied=(False, True))
 def it_trains_with_fsdp2_outside(options: dict[str, bool], tied: bool) -> None:
     """[dp, tp], tp = 2, 3, 4: both cut dimension 0 of most; clipping goes over both."""
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
+    mesh = mesh_of((2, dist.get_world_size() // 2), "dp", "tp")
     alone = gpt(tied=tied)
     model = parallelize_gpt(copy.deepcopy(alone), mesh["tp"], **options)
     for block in model.blocks:
@@ -110,12 +107,12 @@ def it_trains_with_fsdp2_outside(options: dict[str, bool], tied: bool) -> None:
 
 @check(ranks=2, options=OPTIONS)
 def it_trains_with_recomputation(options: dict[str, bool]) -> None:
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = mesh_of((2,), "tp")
     alone = gpt()
     model = parallelize_gpt(copy.deepcopy(alone), mesh, **options)
     for block in model.blocks:
         block.forward = recomputed(block)
-    assert_trains_as_one_process(model, alone, 1, 0, steps=2)
+    assert_trains_as_one_process(model, alone, 1, 0)
 
 
 def recomputed(block: Block) -> Any:
@@ -130,7 +127,7 @@ def what_a_block_sends(options: dict[str, bool]) -> None:
     To gather again sends another half of a ring's all-reduce for each of the two inputs.
     """
     t = dist.get_world_size()
-    model = parallelize_gpt(gpt(layers=1), init_device_mesh("cpu", (t,)), **options)
+    model = parallelize_gpt(gpt(layers=1), mesh_of((t,), "tp"), **options)
     (block,) = model.blocks
     part = LENGTH // t if options else LENGTH
     x = torch.randn(2, part, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -149,7 +146,7 @@ def what_a_block_sends(options: dict[str, bool]) -> None:
 
 @check(ranks=2, sequence=(False, True))
 def how_parameters_lie(sequence: bool) -> None:
-    model = parallelize_gpt(gpt(), init_device_mesh("cpu", (2,)), sequence)
+    model = parallelize_gpt(gpt(), mesh_of((2,), "tp"), sequence)
     expected = {"qkv": Shard(1), "up": Shard(0), "head": Shard(0), "embed": Shard(0)}
     for name, p in model.named_parameters():
         layer, kind = name.split(".")[-2:]
@@ -164,7 +161,7 @@ def how_parameters_lie(sequence: bool) -> None:
 
 @check(ranks=(2, 3), slow=(3,))
 def what_cannot_be_cut_is_refused_in_a_line() -> None:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = mesh_of((dist.get_world_size(),), "tp")
     with pytest.raises(ValueError, match="heads = 1 of Block cannot be shared by"):
         parallelize_gpt(gpt(heads=1), mesh)
     model = parallelize_gpt(gpt(), mesh, sequence=True)
@@ -175,7 +172,7 @@ def what_cannot_be_cut_is_refused_in_a_line() -> None:
 
 @check(ranks=2, sequence=(False, True))
 def an_error_in_forward_leaves_the_model_as_it_was(sequence: bool) -> None:
-    model = parallelize_gpt(gpt(), init_device_mesh("cpu", (2,)), sequence)
+    model = parallelize_gpt(gpt(), mesh_of((2,), "tp"), sequence)
     before = {name: id(p) for name, p in model.named_parameters()}
     raising = model.blocks[1].down.register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -183,7 +180,7 @@ def an_error_in_forward_leaves_the_model_as_it_was(sequence: bool) -> None:
     raising.remove()
     assert {name: id(p) for name, p in model.named_parameters()} == before
     first = model(*batch(0)).item()
-    assert first == parallelize_gpt(gpt(), init_device_mesh("cpu", (2,)), sequence)(*batch(0)).item()
+    assert first == parallelize_gpt(gpt(), mesh_of((2,), "tp"), sequence)(*batch(0)).item()
 
 
 @check(ranks=(2, 4), sequence=(False, True))
@@ -192,7 +189,7 @@ def torchs_own_functions_are_called_as_often(sequence: bool) -> None:
     tokens, targets = batch(0)
 
     def called(layers: int) -> tuple[Counter[Any], Counter[Any]]:
-        model = parallelize_gpt(gpt(layers=layers), init_device_mesh("cpu", (dist.get_world_size(),)), sequence)
+        model = parallelize_gpt(gpt(layers=layers), mesh_of((dist.get_world_size(),), "tp"), sequence)
         with torchs_calls() as forward:
             loss = model(tokens, targets)
         with torchs_calls() as backward:

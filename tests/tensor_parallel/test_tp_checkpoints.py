@@ -15,13 +15,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.tensor.parallel as theirs
-from on_ranks import Checks, shared_folder
+from on_ranks import Checks, mesh_of, shared_folder
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as torch_s
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard as theirs_fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from tp_small_model import adamw, assert_alike, parallel, small, whole
+from tp_small_model import adamw, parallel, small, whole
 
 from minifsdp import checkpoint as our_s
 from minifsdp.checkpoint import StateDictOptions
@@ -34,7 +33,7 @@ check = Checks(__name__)
 
 
 def mesh(dp: int, tp: int) -> Any:
-    return init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+    return mesh_of((dp, tp), "dp", "tp")
 
 
 def ours(dp: int, tp: int, vocabulary: int) -> Any:
@@ -87,11 +86,42 @@ def state_of(model: Any, optimizer: Any) -> dict[str, Any]:
     return dict(zip(("model", "optimizer"), torch_s.get_state_dict(model, optimizer), strict=True))
 
 
-def assert_equal_states(model: Any, optimizer: Any, other: Any, other_optimizer: Any) -> None:
-    assert_alike(model, other, by=0.0)
-    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+def assert_equal_states(
+    model: Any, optimizer: Any, other: Any, other_optimizer: Any, of: Callable[[Any, Any], tuple[Tensor, Tensor]]
+) -> None:
+    """Bit by bit; `of` gives what to compare of two values, of which the second is whole."""
+    for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(*of(p, q)), name
         for key, value in optimizer.state[p].items():
-            assert torch.equal(whole(value), whole(other_optimizer.state[q][key])), key
+            assert torch.equal(*of(value, other_optimizer.state[q][key])), (name, key)
+
+
+def wholes(mine: Any, other: Tensor) -> tuple[Tensor, Tensor]:
+    return whole(mine), other
+
+
+def local_parts(mine: Any, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Without communication, of tensors whose parts are known to be right."""
+    return (mine.to_local(), cut(mine, other).to_local()) if isinstance(mine, DTensor) else (mine, other)
+
+
+Target = tuple[Any, Any]
+
+
+def zeroed(made: dict[tuple[str, int], Target], name: str, vocabulary: int) -> Target:
+    """A model and an optimizer to load into: new ones first, then the same again with zeros."""
+    if (name, vocabulary) not in made:
+        model = KINDS[name](vocabulary)
+        made[name, vocabulary] = (model, adamw(model.parameters()))
+    model, optimizer = made[name, vocabulary]
+    with torch.no_grad():
+        for p in model.parameters():
+            for each in (p, *optimizer.state[p].values()):
+                (each.to_local() if isinstance(each, DTensor) else each).zero_()
+    return model, optimizer
+
+
+TARGETS: dict[tuple[str, int], Target] = {}
 
 
 @check(ranks=4, source=KINDS, vocabulary=(16, 13))
@@ -100,24 +130,20 @@ def dcp_from_any_to_any(source: Callable[[int], Any], vocabulary: int) -> None:
     if source is torchs and vocabulary == 13:
         return
     model, optimizer = trained(source, vocabulary)
-    alone, alone_optimizer = trained(KINDS["one process"], vocabulary)
-    assert_equal_states(model, optimizer, alone, alone_optimizer)
+    alone = trained(KINDS["one process"], vocabulary)
+    assert_equal_states(model, optimizer, *alone, wholes)
     with shared_folder() as folder:
         dcp.save(state_of(model, optimizer), checkpoint_id=folder)
-        for make in KINDS.values():
+        for name, make in KINDS.items():
             if make is torchs and vocabulary == 13:
                 continue
-            other = make(vocabulary)
-            with torch.no_grad():
-                for p in other.parameters():
-                    p.zero_()
-            other_optimizer = adamw(other.parameters())
+            other, other_optimizer = zeroed(TARGETS, name, vocabulary)
             state = state_of(other, other_optimizer)
             dcp.load(state, checkpoint_id=folder)
             torch_s.set_state_dict(
                 other, other_optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
             )
-            assert_equal_states(other, other_optimizer, alone, alone_optimizer)
+            assert_equal_states(other, other_optimizer, *alone, local_parts)
 
 
 @check(ranks=4, source={name: make for name, make in KINDS.items() if "torch" not in name}, broadcast=(False, True))
@@ -131,7 +157,7 @@ def whole_states(source: Callable[[int], Any], broadcast: bool) -> None:
     optimizer = adamw(model.parameters())
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast)
     our_s.set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state, options=options)
-    assert_equal_states(model, optimizer, alone, alone_optimizer)
+    assert_equal_states(model, optimizer, alone, alone_optimizer, wholes)
     whole_state, _ = our_s.get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
     assert all(torch.equal(whole_state[name], p) for name, p in alone.state_dict().items())
 

@@ -107,9 +107,9 @@ def assert_trains_as_one_process(
     reference: Callable[[Any], Any] = adamw,
     clip: Callable[[Any, float], Any] | None = None,
     alone: Any = None,
-    steps: int = 5,
+    steps: int = 2,
 ) -> None:
-    """Losses and parameters to 1e-9; one process has the mean of all rows' losses.
+    """Losses and parameters to 1e-9, the second step from the state of the first; one process has all rows' mean loss.
 
     Args:
         optimizer, reference: those of the model and of one process.
