@@ -75,7 +75,7 @@ def assert_trains_as_one_process(
         torch.testing.assert_close(plain(name, p, q).data, q.data, rtol=0, atol=1e-9)
 
 
-@check(ranks=(2, 3, 4), slow=(2, 3), options=OPTIONS, tied=(False, True))
+@check(ranks=(2, 4, 3), slow=(3,), options=OPTIONS, tied=(False, True))
 def it_trains_as_one_process_does(options: dict[str, bool], tied: bool) -> None:
     mesh = mesh_of((dist.get_world_size(),), "tp")
     alone = gpt(tied=tied)
@@ -92,7 +92,8 @@ def it_trains_with_the_memory_ledger_and_clipping(options: dict[str, bool]) -> N
         assert_trains_as_one_process(model, alone, 1, 0, clip=0.1)
 
 
-@check(ranks=(4, 6, 8), slow=(6, 8), options=OPTIONS, tied=(False, True))
+@check(ranks=(4, 6, 8), slow=(6, 8), options=OPTIONS, tied=(True,))
+@check(ranks=(4, 6, 8), slow=(6, 8), options=OPTIONS, tied=(False,), wide=True)
 def it_trains_with_fsdp2_outside(options: dict[str, bool], tied: bool) -> None:
     """[dp, tp], tp = 2, 3, 4: both cut dimension 0 of most; clipping goes over both."""
     mesh = mesh_of((2, dist.get_world_size() // 2), "dp", "tp")
