@@ -267,17 +267,17 @@ PRECISIONS = {
 
 @check(strategy=(FULL_SHARD, NO_SHARD), orig=(False, True))
 def a_low_dtype_of_the_reduction_does_not_round_what_is_accumulated(strategy: ShardingStrategy, orig: bool) -> None:
-    """In bf16 256 + 1 is 256, and 1e-8 is nothing in fp16: sums are taken in the parameters' dtype, and cast once."""
-    for low, count, scale in ((torch.bfloat16, 300, 1.0), (torch.float16, 100, 1e-8)):
+    """In bf16 256 + 1 is 256, and 2.5e-8 is nothing in fp16: sums are taken in the parameters' dtype, and cast once."""
+    for low, scales in ((torch.bfloat16, [256.0] + 50 * [1.0]), (torch.float16, 40 * [2.5e-8])):
         policy = MixedPrecision(reduce_dtype=low)
         with Ledger() as ledger:
             model = Fsdp(nn.Linear(4, 4, bias=False), None, strategy, mixed_precision=policy, use_orig_params=orig)
             for window in range(2):
-                for number in range(count):
-                    with model.no_sync() if number < count - 1 else contextlib.nullcontext():
+                for number, scale in enumerate(scales, 1):
+                    with model.no_sync() if number < len(scales) else contextlib.nullcontext():
                         (model(torch.ones(1, 4)).sum() * scale).backward()
                 for p in model.parameters():
-                    exact = torch.full_like(p, count * scale * (window + 1))
+                    exact = torch.full_like(p, sum(scales) * (window + 1))
                     assert p.grad is None if not p.numel() else torch.allclose(p.grad, exact, rtol=0.1, atol=0)
             shard = sum(p.numel() for p in model.parameters()) * 4
             assert ledger.live()["gradients"] == shard

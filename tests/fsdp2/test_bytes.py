@@ -42,7 +42,10 @@ def measured() -> list[dict[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
+@pytest.mark.parametrize(
+    "ranks",
+    [2, pytest.param(4, marks=pytest.mark.wide), *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))],
+)
 def test_measured_is_predicted_to_the_byte(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
     for rank, cases in enumerate(launch(measured, ranks)):
