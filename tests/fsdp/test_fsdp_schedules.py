@@ -182,7 +182,10 @@ def run_schedules(names):
     return results | {(name, GRAD_OP): run_schedule(SCHEDULES[name][0], GRAD_OP) for name in GRAD_OPS}
 
 
-@pytest.fixture(scope="module", params=[2, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
+OTHER_RANKS = {4: pytest.mark.wide, 1: pytest.mark.slow, 3: pytest.mark.slow}
+
+
+@pytest.fixture(scope="module", params=[2, *(pytest.param(n, marks=mark) for n, mark in OTHER_RANKS.items())])
 def results(request):
     """All schedules on two ranks, the rungs of the ladder on the others."""
     names = list(SCHEDULES) if request.param == 2 else ["sync", "overlap", "post 3", "unbounded", "limit 2, unbounded"]

@@ -1,7 +1,7 @@
 """Architectures from `transformers` under `fully_shard`: they train, save and load as one process does, in float64.
 
-Of three ranks two train and save, while the third is the one process, because `transformers` takes seconds to import. Then
-all three load, into ours, into torch's and into the plain model.
+Of three ranks two train and save, while the third is the one process: `transformers` takes seconds to import. Then all
+three load, into ours, into torch's and into the plain model.
 """
 
 from __future__ import annotations

@@ -325,7 +325,7 @@ def check_all() -> None:
     check_memory_and_traffic()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, *(pytest.param(n, marks=pytest.mark.wide) for n in (3, 4))])
 def test_plain_training_in_one_nth_of_the_state_and_exactly_the_promised_bytes(ranks: int) -> None:
     launch(check_all, ranks)
 
