@@ -6,6 +6,7 @@ import json
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -352,6 +353,17 @@ def test_a_trace_opens_in_perfetto(traces: dict[str, Any]) -> None:
         lanes = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"]
         assert ("emulated link" in lanes) == name.startswith("link")
         assert all({"name", "ts", "dur", "pid", "tid"} <= e.keys() for e in trace["traceEvents"] if e["ph"] == "X")
+
+
+def test_a_trace_costs_no_python_object_per_event_and_no_warning(tmp_path: Path) -> None:
+    """The profiler can make objects of all events when it stops, which takes longer than the step."""
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("error")
+        patch.setattr("torch.profiler.profiler._WARNINGS_SHOWN", set(), raising=False)  # each is shown once a process
+        patch.setattr("torch.autograd.profiler.EventList", lambda *_, **__: pytest.fail("events were made"))
+        with record_trace(tmp_path / "trace.json"), record_function("forward"):
+            torch.ones(2).add_(1)
+    assert {span.lane for span in read_trace(tmp_path / "trace.json")} == {"compute", "phase"}
 
 
 def test_a_step_that_raises_leaves_no_file_and_no_watcher(traces: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ staging, oneDNN's workspaces.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
@@ -23,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
 
-from minifsdp.course.watch.trace import exported
+from minifsdp.course.watch.trace import exported, profiling
 
 WINDOW = "measured"
 """Name of the `torch.profiler.record_function` around a step to measure."""
@@ -43,9 +44,9 @@ def allocator_peaks() -> Iterator[list[int]]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep the profiler's messages out of the ranks' output
     _keep_books_of_all_threads()
     peaks: list[int] = []
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with profiling([ProfilerActivity.CPU], memory=True) as profiler:
         yield peaks
-    peaks += _peaks(exported(profiler))
+    peaks += _peaks(json.loads(exported(profiler)))
 
 
 def _peaks(trace: Mapping[str, Any]) -> list[int]:
