@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -27,13 +28,14 @@ def stack(axes: Axes, x: float, width: float, sizes: Mapping[str, float], unit: 
         bottom += size
 
 
-def row_of_tags(axes: Axes, y: float, height: float, sizes: Mapping[str, float], unit: int) -> float:
-    """Draw the same from left to right; returns the sum in units."""
-    left = 0.0
-    for tag, size in sizes.items():
-        axes.barh(y, size / unit, height, left, color=TAG_COLOURS[tag])
-        left += size / unit
-    return left
+def rows_of_tags(axes: Axes, rows: Sequence[Mapping[str, float]], height: float, unit: int) -> list[float]:
+    """Draw the same from left to right, a bar at y = 0, 1, ... for each of `rows`; returns their ends in units."""
+    ends = [list(accumulate((size / unit for size in sizes.values()), initial=0.0)) for sizes in rows]
+    places = [place for place, sizes in enumerate(rows) for _ in sizes]
+    widths = [size / unit for sizes in rows for size in sizes.values()]
+    lefts = [left for each in ends for left in each[:-1]]
+    axes.barh(places, widths, height, lefts, color=[TAG_COLOURS[tag] for sizes in rows for tag in sizes])
+    return [each[-1] for each in ends]
 
 
 def areas(axes: Axes, curve: Curve, unit: int) -> int:

@@ -16,8 +16,8 @@ from minifsdp.course.plots.drawing import (
     at_peak,
     lane_patches,
     lanes,
-    row_of_tags,
     row_title,
+    rows_of_tags,
     step_of,
     tag_patches,
     visible,
@@ -138,7 +138,7 @@ def _draw_curve(panel: Axes, rung: Rung, highest: float) -> None:
 
 def _draw_peaks(axes: Axes, rungs: Sequence[Rung]) -> None:
     """Draw a bar per rung: all bytes at its peak, by tags."""
-    ends = [row_of_tags(axes, place, 0.7, at_peak(rung["curve"]), _MIB) for place, rung in enumerate(rungs)]
+    ends = rows_of_tags(axes, [at_peak(rung["curve"]) for rung in rungs], 0.7, _MIB)
     for place, (end, rung) in enumerate(zip(ends, rungs, strict=True)):
         axes.text(end + 0.015 * max(ends), place, f"{_most(rung['bytes'], 'peak') / _MIB:.1f}", va="center")
     axes.set_title("Peak of a step")
@@ -147,8 +147,8 @@ def _draw_peaks(axes: Axes, rungs: Sequence[Rung]) -> None:
 
 def _draw_predicted(axes: Axes, rungs: Sequence[Rung], title: str, keys: Mapping[str, str]) -> None:
     """Draw a bar per rung, the bytes under `keys` by tag, each with a diamond for its prediction."""
+    rows_of_tags(axes, [{tag: _most(rung["bytes"], key) for tag, key in keys.items()} for rung in rungs], 0.7, _MIB)
     for place, rung in enumerate(rungs):
-        row_of_tags(axes, place, 0.7, {tag: _most(rung["bytes"], key) for tag, key in keys.items()}, _MIB)
         prediction = sum(_most(rung["predicted"], key) for key in keys.values())
         axes.plot(prediction / _MIB, place, **{**DIAMOND, "markersize": 5})
     axes.set_title(title)

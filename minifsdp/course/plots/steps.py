@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image
 
-from minifsdp.course.plots.drawing import areas, at_peak, row_of_tags, tag_patches
+from minifsdp.course.plots.drawing import areas, at_peak, rows_of_tags, tag_patches
 from minifsdp.course.plots.ladder import Rung
 from minifsdp.course.plots.palette import BLACK, INK, LINE, SOFT, TAG_COLOURS
 from minifsdp.course.plots.style import wall_style
@@ -47,8 +47,8 @@ def _frame(rungs: Sequence[Rung], place: int | None) -> Figure:
     axes = figure.add_axes((0.2, 0.45 / height, 0.79, 1 - 1.35 / height))
     peaks = [sum(at_peak(rung["curve"]).values()) / _MIB for rung in rungs]
     last = len(rungs) - 1 if place is None else place
-    for row, rung in enumerate(rungs[: last + 1]):
-        end = row_of_tags(axes, row, 0.76, at_peak(rung["curve"]), _MIB)
+    ends = rows_of_tags(axes, [at_peak(rung["curve"]) for rung in rungs[: last + 1]], 0.76, _MIB)
+    for row, end in enumerate(ends):
         bold = "bold" if row == place else "normal"
         axes.text(end + 0.012 * max(peaks), row, f"{end:.1f}", va="center", fontsize=_TYPE, fontweight=bold)
     axes.set_yticks(range(len(rungs)), [rung["name"] for rung in rungs], fontsize=_TYPE)
