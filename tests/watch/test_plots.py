@@ -28,6 +28,7 @@ from minifsdp.course.plots import Timeline, memory_figure, memory_steps, timelin
 from minifsdp.course.plots.palette import BLOCK_COLOURS, COLLECTIVE_COLOURS, EARLIER_COLOURS, LANE_COLOURS, TAG_COLOURS
 from minifsdp.course.plots.picture import in_words
 from minifsdp.course.plots.runs import step_of_run
+from minifsdp.course.plots.steps import memory_frames
 from minifsdp.course.plots.style import unit_for
 from minifsdp.course.watch.timeline import Span
 
@@ -134,31 +135,39 @@ def test_any_number_of_rungs_has_room(count: int, rows: int, tmp_path: Path) -> 
 def test_the_animated_ladder_starts_with_its_end_and_then_adds_rung_after_rung(tmp_path: Path) -> None:
     scales = {"ddp": 3, "zero2": 1, "fsdp": 2}
     rungs = [rung(name, scale) | {"adds": f"what {name} adds"} for name, scale in scales.items()]
-    figures = memory_steps(rungs, tmp_path / "a.gif")
+    memory_steps(rungs, tmp_path / "a.gif")
     memory_steps(rungs, tmp_path / "b.gif")
     assert (tmp_path / "a.gif").read_bytes() == (tmp_path / "b.gif").read_bytes()
     with Image.open(tmp_path / "a.gif") as image:
         assert image.n_frames == 1 + len(rungs)  # type: ignore[attr-defined]
-    assert [figure.get_suptitle() for figure in figures] == [
+    titles = [
         "One model, one step, 3 ways: up to 67% less memory",
         "What ddp adds: 24.0 MiB",
         "What zero2 adds: \N{MINUS SIGN}16.0 MiB",
         "What fsdp adds: +8.0 MiB",
     ]
-    for figure, count in zip(figures, (3, 1, 2, 3), strict=True):
+    for figure, title, count, step in zip(memory_frames(rungs), titles, (3, 1, 2, 3), (None, 0, 1, 2), strict=True):
+        assert figure.get_suptitle() == title
         axes = figure.axes[0]
-        bars = [bar for bar in axes.patches if isinstance(bar, Rectangle) and bar.get_width()]
+        bars = [bar for bar in axes.patches if isinstance(bar, Rectangle) and bar.get_width() and bar.get_visible()]
         ends = {round(bar.get_y() + bar.get_height() / 2): bar.get_x() + bar.get_width() for bar in bars}
         assert ends == dict(list(enumerate([24.0, 8.0, 16.0]))[:count])
-        assert [label.get_text() for label in axes.get_yticklabels()] == ["ddp", "zero2", "fsdp"]
-        assert len(axes.child_axes) == (figure is not figures[0]), "the step of the rung that is added"
+        assert [text.get_text() for text in axes.texts if text.get_visible()] == ["24.0", "8.0", "16.0"][:count]
+        names = axes.get_yticklabels()
+        assert [name.get_text() for name in names] == ["ddp", "zero2", "fsdp"]
+        assert [name.get_fontweight() == "bold" for name in names] == [row == step for row in range(3)]
+        (curves,) = axes.child_axes
+        assert curves.get_visible() == (step is not None)
+        shown = [area for area in curves.collections if area.get_visible()]
+        highest = max((area.get_paths()[0].vertices[:, 1].max() for area in shown), default=0)
+        assert highest == (0 if step is None else [24.0, 8.0, 16.0][step]), "the step of the rung that is added"
 
 
-def test_every_rung_s_headline_fits(tmp_path: Path) -> None:
+def test_every_rung_s_headline_fits() -> None:
     rungs = [
         rung(name, scale) | {"adds": each.adds} for scale, (name, each) in enumerate(RUNGS_OF_THE_LADDER.items(), 1)
     ]
-    for figure in memory_steps(rungs, tmp_path / "a.gif"):
+    for figure in memory_frames(rungs):
         title = figure._suptitle.get_window_extent()  # type: ignore[attr-defined]
         assert title.x1 < figure.bbox.width, figure.get_suptitle()
 
