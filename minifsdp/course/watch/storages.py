@@ -24,7 +24,6 @@ from minifsdp.private import (
     identity,
     is_traceable_wrapper_subclass,
     is_traceable_wrapper_subclass_type,
-    tree_leaves,
 )
 
 Tag = Literal["parameters", "unsharded", "gradients", "optimizer", "activations", "communication"]
@@ -115,10 +114,9 @@ class Books:
         if self.are_paused:
             return
         with DisableTorchFunctionSubclass():
-            # torch.tensor passes its new storage through lift_fresh
-            old = set() if name == "aten::lift_fresh" else {identity(storage) for storage in storages_in(given)}
             for storage in storages_in(returned):
-                if identity(storage) in self._entries or identity(storage) not in old:
+                # torch.tensor passes its new storage through lift_fresh
+                if identity(storage) in self._entries or name == "aten::lift_fresh" or not _is_in(storage, given):
                     self._see(storage, name)
         self._tell()
 
@@ -225,11 +223,19 @@ def garbage_collected_by_us() -> Iterator[None]:
 
 def storages_in(tree: Any) -> Iterator[UntypedStorage]:
     """The storages in an operator's inputs or outputs."""
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, UntypedStorage):
-            yield leaf
-        elif isinstance(leaf, Tensor):
-            if is_traceable_wrapper_subclass(leaf):  # a DTensor's storage is that of its local tensor
-                yield from storages_in([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
-            elif leaf.device.type != "meta" and has_storage(leaf):  # sparse tensors have no storage
-                yield leaf.untyped_storage()
+    if isinstance(tree, Tensor):
+        if is_traceable_wrapper_subclass(tree):  # a DTensor's storage is that of its local tensor
+            yield from storages_in([getattr(tree, name) for name in tree.__tensor_flatten__()[0]])
+        elif tree.device.type != "meta" and has_storage(tree):  # sparse tensors have no storage
+            yield tree.untyped_storage()
+    elif isinstance(tree, UntypedStorage):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for each in tree:
+            yield from storages_in(each)
+    elif isinstance(tree, dict):
+        yield from storages_in(list(tree.values()))
+
+
+def _is_in(storage: UntypedStorage, tree: Any) -> bool:
+    return any(identity(each) == identity(storage) for each in storages_in(tree))
