@@ -73,7 +73,7 @@ def _figure(rungs: int) -> Figure:
 
 @dataclass(frozen=True)
 class _Row:
-    """What is drawn of a rung.
+    """The artists of one rung.
 
     Attributes:
         bar: its peak, by tags.
