@@ -124,7 +124,8 @@ def _labs(ranks: Ranks, out: Path) -> Commands:
     parallel = find_spec("xdist") and not ranks.shared
     at_once = ["-n", str(_NOTEBOOKS), "--dist", "loadscope"] if parallel else []
     notebooks = sorted(f"labs/{path.name}" for path in (ROOT / "labs").glob("*.ipynb"))
-    return _pytest(out, *at_once, "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120", *notebooks)
+    nbval = ["-p", "nbval", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120"]
+    return _pytest(out, *at_once, *nbval, *notebooks)
 
 
 def _json(path: Path) -> Results:
