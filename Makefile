@@ -16,14 +16,14 @@ BRIEF := not slow and not alone and not rest
 LIBRARY := $(addprefix tests/,core ddp zero fsdp fsdp2 tensor_parallel pipeline state watch machine)
 NOTEBOOKS := tests/labs/test_notebooks.py
 
-# What the library claims. `.ci/run` runs this target and the three below it, which together run all of tests/
-# (tests/tools/test_tiers.py).
+# What the library claims: the loop while it is being changed.
 test: $(READY)
 	$(PYTEST) -m "$(BRIEF) and not wide" $(WORKERS) --durations 10 $(LIBRARY)
 
-# The same on more ranks than the short loop has time for.
+# The same, and what the loop has no time for, such as more ranks. `.ci/run` runs this target and the two below it, which
+# together run all of tests/ (tests/tools/test_tiers.py).
 test-wide: $(READY)
-	$(PYTEST) -m "$(BRIEF) and wide" $(WORKERS) $(LIBRARY)
+	$(PYTEST) -m "$(BRIEF)" $(WORKERS) --durations 10 $(LIBRARY)
 
 # All others: commands, labs, launches, tools.
 test-course: $(READY)
@@ -43,7 +43,7 @@ test-labs: $(READY)
 # How long each file takes, by which they are ordered, into tests/seconds.json: on a machine that does nothing else.
 test-seconds: $(READY)
 	rm -f tests/seconds.json
-	$(MAKE) test test-wide test-course test-notebooks PYTEST="$(PYTEST) --add-seconds"
+	$(MAKE) test-wide test-course test-notebooks PYTEST="$(PYTEST) --add-seconds"
 
 test-full: $(READY)
 	$(PYTEST)

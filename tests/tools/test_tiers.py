@@ -17,16 +17,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py"))
+CI = tuple(re.findall(r"^make (\S+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE))
 MARKS = ("alone", "rest", "slow", "wide")
 
 
 @cache
-def commands() -> list[Namespace]:
-    """The pytest commands of the targets that `.ci/run` makes."""
-    targets = re.findall(r"^make (\S+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
-    outside = {
-        name: value for name, value in os.environ.items() if not name.startswith("MAKE")
-    }  # another make's options
+def commands(targets: tuple[str, ...]) -> list[Namespace]:
+    """The pytest commands by which these are made."""
+    # without the options of a make that runs this test
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     make = subprocess.run(["make", "-n", *targets], cwd=ROOT, env=outside, capture_output=True, text=True, check=True)
     parser = ArgumentParser()
     parser.add_argument("-m", dest="marks", required=True)
@@ -39,14 +38,16 @@ def commands() -> list[Namespace]:
     return [parser.parse_args(words[1:]) for words in lines if words and words[0].endswith("/pytest")]
 
 
-def running(file: Path, *marks: str) -> list[Namespace]:
+def running(file: Path, *marks: str, targets: tuple[str, ...] = CI) -> list[Namespace]:
     """The commands that run a file's tests that have these marks and no others."""
 
     def has(paths: list[Path]) -> bool:
         return any(file.is_relative_to(path) for path in paths)
 
     given = {mark: mark in marks for mark in MARKS}
-    return [each for each in commands() if has(each.paths) and not has(each.ignore) and eval(each.marks, {}, given)]
+    return [
+        each for each in commands(targets) if has(each.paths) and not has(each.ignore) and eval(each.marks, {}, given)
+    ]
 
 
 @pytest.mark.parametrize("marks", [(), ("wide",)], ids=["plain", "wide"])
@@ -61,10 +62,11 @@ def test_one_that_wants_to_be_alone_is_run_without_workers() -> None:
     assert [[each.workers for each in running(file, "alone")] for file in files] == [[0]] * len(files)
 
 
-def test_the_short_loop_leaves_more_ranks_than_four_out() -> None:
-    target = "tests/tensor_parallel/test_styles.py"
-    (plain,), (wide,) = running(Path(target)), running(Path(target), "wide")
-    assert plain is not wide
+def test_the_short_loop_is_the_library_without_what_is_wide() -> None:
+    wide = [file for file in FILES if running(file, "wide", targets=("test-wide",))]
+    assert len(wide) > 60
+    assert [file for file in FILES if running(file, targets=("test",))] == wide
+    assert not [file for file in FILES if running(file, "wide", targets=("test",))]
 
 
 @pytest.mark.parametrize("mark", ["slow", "rest"])
