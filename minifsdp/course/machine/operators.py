@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from minifsdp.course.watch.storages import storages_in
-from minifsdp.private import identity, schema_of, tree_leaves
+from minifsdp.course.watch.storages import leaves_in, storages_in
+from minifsdp.private import identity, schema_of
 
 _aten = torch.ops.aten
 _NO_KERNEL = ("aten::empty", "aten::new_empty", "aten::lift_fresh")
@@ -45,11 +46,10 @@ def work_of(func: Any, args: Any, kwargs: Any, returned: Any) -> Work:
     given = _tensors((args, kwargs))
     writes: list[Tensor] = []
     unread = given if _wants_shapes_only(func) else []
-    for at, argument in enumerate(schema_of(func).arguments):
-        if argument.alias_info and argument.alias_info.is_write:  # `self`, `out`, the lists of `_foreach_` operators
-            changed = _tensors(args[at] if at < len(args) else kwargs.get(argument.name))
-            writes += changed
-            unread = unread + changed if argument.is_out or func.name().startswith(_OVERWRITES) else unread
+    for at, name, is_overwritten in _written(func):
+        changed = _tensors(args[at] if at < len(args) else kwargs.get(name))
+        writes += changed
+        unread = unread + changed if is_overwritten else unread
     old = {identity(storage) for storage in storages_in(given)}
     writes += [t for t in _tensors(returned) if not old.issuperset(identity(storage) for storage in storages_in(t))]
     reads = [t for t in given if not any(t is other for other in unread)]
@@ -63,12 +63,22 @@ def flops_of(func: Any, args: Any, kwargs: Any, returned: Any) -> float:
     return count(*args, **kwargs, out_val=returned) if count else 0
 
 
+@cache
+def _written(func: Any) -> list[tuple[int, str, bool]]:
+    """Place and name of each argument that is written, and whether all of it is: `self`, `out`, `_foreach_`'s lists."""
+    overwrites = func.name().startswith(_OVERWRITES)
+    arguments = enumerate(schema_of(func).arguments)
+    written = [(at, each) for at, each in arguments if each.alias_info and each.alias_info.is_write]
+    return [(at, each.name, bool(each.is_out or overwrites)) for at, each in written]
+
+
+@cache
 def _wants_shapes_only(func: Any) -> bool:
     return bool(schema_of(func).name.endswith("_like") or schema_of(func).name.startswith("aten::new_"))
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves_in(tree) if isinstance(leaf, Tensor)]
 
 
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, out_val: Any) -> int:

@@ -221,21 +221,33 @@ def garbage_collected_by_us() -> Iterator[None]:
             gc.enable()
 
 
-def storages_in(tree: Any) -> Iterator[UntypedStorage]:
+def storages_in(given: Any) -> Iterator[UntypedStorage]:
     """The storages in an operator's inputs or outputs."""
-    if isinstance(tree, Tensor):
-        if is_traceable_wrapper_subclass(tree):  # a DTensor's storage is that of its local tensor
-            yield from storages_in([getattr(tree, name) for name in tree.__tensor_flatten__()[0]])
-        elif tree.device.type != "meta" and has_storage(tree):  # sparse tensors have no storage
-            yield tree.untyped_storage()
-    elif isinstance(tree, UntypedStorage):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for each in tree:
-            yield from storages_in(each)
-    elif isinstance(tree, dict):
-        yield from storages_in(list(tree.values()))
+    for leaf in leaves_in(given):
+        if isinstance(leaf, Tensor):
+            if is_traceable_wrapper_subclass(leaf):  # a DTensor's storage is that of its local tensor
+                yield from storages_in([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
+            elif leaf.device.type != "meta" and has_storage(leaf):  # sparse tensors have no storage
+                yield leaf.untyped_storage()
+        elif isinstance(leaf, UntypedStorage):
+            yield leaf
 
 
-def _is_in(storage: UntypedStorage, tree: Any) -> bool:
-    return any(identity(each) == identity(storage) for each in storages_in(tree))
+def _is_in(storage: UntypedStorage, given: Any) -> bool:
+    return any(identity(each) == identity(storage) for each in storages_in(given))
+
+
+def leaves_in(given: Any) -> list[Any]:
+    """An operator's inputs or outputs out of their lists, tuples and dicts.
+
+    torch's `tree_leaves`, which knows other containers too, would take most of the time of a recorded operator.
+    """
+    if not isinstance(given, (list, tuple, dict)):
+        return [given]
+    found: list[Any] = []
+    for each in given.values() if isinstance(given, dict) else given:
+        if isinstance(each, (list, tuple, dict)):
+            found += leaves_in(each)
+        else:
+            found.append(each)
+    return found
