@@ -169,7 +169,7 @@ def check_rank(examples: list[Example]) -> int:
     return check_examples(examples)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(n, marks=pytest.mark.wide) for n in (1, 2, 4))])
 def test_the_ring_equals_torch_and_sends_exactly_its_share(ranks: int) -> None:
     examples = draw_examples(60)
     assert launch(check_rank, ranks, examples) == [len(examples)] * ranks

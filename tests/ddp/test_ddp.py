@@ -286,7 +286,7 @@ def compare_with_torch_and_one_process() -> list[str]:
                 assert_close(ours, whole, 1e-5, f"{what}, against one process")
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.wide)])
 def test_gradients_and_parameters_equal_torchs_and_one_processs(world: int) -> None:
     launch(compare_with_torch_and_one_process, world)
 
@@ -631,7 +631,7 @@ def unused_parameters() -> None:
         two_forwards_before_backward(wrap)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.wide)])
 def test_unused_parameters_that_are_looked_for(world: int) -> None:
     launch(unused_parameters, world)
 

@@ -5,7 +5,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import cloudpickle
@@ -167,15 +167,19 @@ def compare_with_torch_and_one_process(seed: int) -> list[list[tuple[str, int]]]
     return log
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def compare_on_several_routes() -> list[list[list[tuple[str, int]]]]:
+    return [compare_with_torch_and_one_process(seed) for seed in range(3)]
+
+
+@pytest.mark.parametrize("world", [2, *(pytest.param(n, marks=pytest.mark.wide) for n in (1, 3, 4))])
 def test_random_routes_equal_torch_and_one_process_in_one_order_of_buckets(world: int) -> None:
     sizes = [sum(p.nbytes for p in bucket) for bucket in assign_buckets(Routed().parameters(), 200)]
     assert len(set(sizes)) > 2, "equal buckets would not show an order"
-    for seed in range(3):
-        for log in launch(compare_with_torch_and_one_process, world, seed):
-            for events in filter(None, log):
-                assert [size for phase, size in events if phase == "issue"] == sizes
-                assert [size for phase, size in events if phase == "wait"] == sizes
+    for log in chain.from_iterable(launch(compare_on_several_routes, world)):
+        assert any(log)
+        for events in filter(None, log):
+            assert [size for phase, size in events if phase == "issue"] == sizes
+            assert [size for phase, size in events if phase == "wait"] == sizes
 
 
 def two_forwards_and_two_losses() -> None:

@@ -656,18 +656,18 @@ def losses(model: nn.Module) -> list[float]:
     return found
 
 
-@check()
-def a_compiled_model_computes_the_same_one_graph_for_each_unit() -> None:
+@check(strategy=(FULL_SHARD,), orig=(False,))
+@check(strategy=(SHARD_GRAD_OP,), orig=(True,), wide=True)
+def a_compiled_model_computes_the_same_one_graph_for_each_unit(strategy: ShardingStrategy, orig: bool) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    for strategy, use_orig_params in ((FULL_SHARD, False), (SHARD_GRAD_OP, True)):
-        expected = losses(wrapped(strategy, use_orig_params=use_orig_params))
-        torch._dynamo.reset()
-        graphs = CompileCounterWithBackend("aot_eager")
-        compiled = torch.compile(wrapped(strategy, use_orig_params=use_orig_params), backend=graphs)
-        assert losses(compiled) == expected
-        assert graphs.frame_count >= 1  # blocks; none of it is a gather or a free
-        assert not any("all_gather" in str(graph.code) for graph in graphs.graphs)
+    expected = losses(wrapped(strategy, use_orig_params=orig))
+    torch._dynamo.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(wrapped(strategy, use_orig_params=orig), backend=graphs)
+    assert losses(compiled) == expected
+    assert graphs.frame_count >= 1  # blocks; none of it is a gather or a free
+    assert not any("all_gather" in str(graph.code) for graph in graphs.graphs)
 
 
 @check()

@@ -408,9 +408,10 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
 
 
 def params(ranks: int) -> list[Any]:
+    at_once = pytest.mark.wide if ranks == 3 else ()
     return [
         pytest.param(names, title, id=title, marks=marks)
-        for names, marks in ((AT_ONCE, ()), (SLOWLY, pytest.mark.slow))
+        for names, marks in ((AT_ONCE, at_once), (SLOWLY, pytest.mark.slow))
         for title, _ in CASES[ranks](Path(), names)
     ]
 

@@ -527,7 +527,8 @@ MIXED: dict[str, dict[str, Any]] = {
 }
 
 
-@check(ranks=2, policy=MIXED)
+@check(policy={name: MIXED[name] for name in ("bf16, reduced in fp32", "fp16")})
+@check(policy={name: MIXED[name] for name in ("bf16", "fp32, reduced in bf16")}, wide=True)
 def mixed_precision(policy: dict[str, Any]) -> None:
     """From torch 2.15 on, torch's `reduce_dtype` is the parameters' dtype if it is not given."""
 
@@ -714,7 +715,8 @@ def post_hooks_run_while_backward_is_under_way() -> None:
     assert found[ours].index("2.weight") < found[ours].index("backward of 0") < found[ours].index("0.weight")
 
 
-@check(ranks=2, what=("blocks before", "blocks after", "root"))
+@check(what=("root",))
+@check(what=("blocks before", "blocks after"), wide=True)
 def compiled(what: str) -> None:
     """The units' computation becomes graphs; gathers, frees and hooks run as they are."""
     from torch._dynamo.testing import CompileCounterWithBackend

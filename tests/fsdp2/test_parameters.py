@@ -339,20 +339,27 @@ def trained_with_changes(model: Any, x: Any, change: Any, when: str) -> list[Ten
     return [whole(t) for p in model.parameters() for t in (p, p.grad)]
 
 
-@check(change=CHANGES, when=("before backward", "in forward", "after backward", "by hand"))
-def gradients_of_unsharded_parameters_are_those_of_their_shards(change: Any, when: str) -> None:
+WHEN = ("before backward", "in forward", "after backward", "by hand")
+LOW_OR_ON_HOST = {name: PRECISIONS[name] for name in ("bf16", "offload")}
+KEPT = {"kept": {"reshard_after_forward": False}}
+
+
+@check(change=CHANGES, when=WHEN, options={"fp32": PRECISIONS["fp32"]})
+@check(change=CHANGES, when=WHEN, options={**LOW_OR_ON_HOST, **KEPT}, wide=True)
+def gradients_of_unsharded_parameters_are_those_of_their_shards(
+    change: Any, when: str, options: dict[str, Any]
+) -> None:
     """The user may read, change, replace and drop them: in a hook, before backward, and afterwards."""
     torch.manual_seed(0)
     reference = Two(nn.Linear(8, 8))
-    for options in (*PRECISIONS.values(), {"reshard_after_forward": False}):
-        model = copy.deepcopy(reference)
-        ours.fully_shard(model.base, **options)
-        ours.fully_shard(model, **options)
-        model.set_reshard_after_backward(when != "after backward")
-        expected = trained_with_changes(copy.deepcopy(reference), all_rows, change, when)
-        found = trained_with_changes(model, rows, change, when)
-        tolerance = 0.05 if "mp_policy" in options else 1e-5
-        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    model = copy.deepcopy(reference)
+    ours.fully_shard(model.base, **options)
+    ours.fully_shard(model, **options)
+    model.set_reshard_after_backward(when != "after backward")
+    expected = trained_with_changes(copy.deepcopy(reference), all_rows, change, when)
+    found = trained_with_changes(model, rows, change, when)
+    tolerance = 0.05 if "mp_policy" in options else 1e-5
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 READS = {

@@ -547,7 +547,7 @@ def one_all_gather_per_unit_and_state_and_none_to_load() -> None:
 
 
 LAYER = 100 * 101 * 4  # bytes of a unit's state for one key
-LAYERS = 6
+LAYERS = 3
 
 
 def peak_of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
