@@ -1,0 +1,139 @@
+"""How long one waits for a verdict and for the ladder, against another checkout: `python benchmarks/waiting.py BASE`.
+
+Each command runs in both checkouts by turns, in the same environment; the ratio is that of the medians. A session is a
+program that checks one answer several times, as a notebook does. Exit code 1 if a ratio is above its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # for `tools`, and so that a plain `python` does
+
+from minifsdp.course.cli.common import run_script  # noqa: E402
+from minifsdp.course.system.resources import check_writable_file  # noqa: E402
+from tools.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
+
+ANSWERS = {"with ranks": "5.2", "without ranks": "12.3"}
+VERDICTS = 4  # in a session
+
+SESSION = """
+import sys, time
+from minifsdp.course.workshop.catalogue import setup_of
+from minifsdp.course.workshop.process import run_check
+from minifsdp.course.workshop.references import find_reference, lab_of
+from minifsdp.course.workshop.submission import Submission
+
+exercise = sys.argv[1]
+answer = f'@exercise("{exercise}")\\n{find_reference(exercise).source}'
+for _ in range(int(sys.argv[2])):
+    begin = time.perf_counter()
+    verdict = run_check(Submission(exercise, setup_of(lab_of(exercise)), answer))
+    assert verdict.state == "passed", verdict
+    print(time.perf_counter() - begin)
+"""
+
+Seconds = dict[str, list[float]]
+
+
+class Case(NamedTuple):
+    """What is timed: `run` returns the seconds of each wait, by what one waits for; the limits are ratios."""
+
+    run: Callable[[Path, Path], Seconds]
+    limits: Mapping[str, float]
+
+
+def session(exercise: str) -> Callable[[Path, Path], Seconds]:
+    """Verdicts in one program."""
+
+    def run(checkout: Path, folder: Path) -> Seconds:
+        said = started(checkout, folder, "-c", SESSION, exercise, str(VERDICTS))
+        first, *others = map(float, said.split())
+        return {"the first verdict": [first], "each further verdict": others}
+
+    return run
+
+
+def ladder(checkout: Path, folder: Path) -> Seconds:
+    """The command's whole time."""
+    begin = time.perf_counter()
+    started(checkout, folder, "-m", "minifsdp", "ladder", "--out", str(folder / f"ladder-{begin}"))
+    return {"minifsdp ladder": [time.perf_counter() - begin]}
+
+
+def started(checkout: Path, folder: Path, *words: str) -> str:
+    """What a program of a checkout prints."""
+    environ = os.environ | {"PYTHONPATH": str(checkout)}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environ, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout
+
+
+CASES = {
+    **{
+        name: Case(session(exercise), {"the first verdict": 0.7, "each further verdict": 0.2})
+        for name, exercise in ANSWERS.items()
+    },
+    "ladder": Case(ladder, {"minifsdp ladder": 0.5}),
+}
+
+
+def measure(case: Case, base: Path, runs: int) -> list[dict[str, Any]]:
+    """For each wait the medians of both checkouts, in seconds, and their ratio."""
+    found: dict[Path, Seconds] = {base: {}, ROOT: {}}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(runs):
+            for checkout, seconds in found.items():
+                for what, each in case.run(checkout, Path(folder)).items():
+                    seconds.setdefault(what, []).extend(each)
+    rows = []
+    for what, limit in case.limits.items():
+        before, after = (median(found[checkout][what]) for checkout in (base, ROOT))
+        times = {"before": round(before, 3), "after": round(after, 3)}
+        rows.append({"what": what, **times, "ratio": round(after / before, 3), "limit": limit})
+    return rows
+
+
+def main() -> int:
+    """The exit code: 1 for a limit that is exceeded, 2 for a run that cannot be."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("base", type=Path, help="another checkout, to compare with")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), help="default: all")
+    parser.add_argument("--runs", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=cpu_records_folder() / "waiting.json", help="the record")
+    given = parser.parse_args()
+    try:
+        check_writable_file(given.out)
+        if not (given.base / "minifsdp").is_dir():
+            raise ValueError(f"{given.base} is no checkout of minifsdp: git worktree add ../base COMMIT")
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    base, load = given.base.resolve(), os.getloadavg()[0]
+    found = {name: measure(CASES[name], base, given.runs) for name in given.only}
+    write_record({**about("waiting"), "load": round(load, 2), "cases": found}, given.out)
+    shown = Table("", "", "before, s", "after, s", "ratio", "limit", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, rows in found.items():
+        for row in rows:
+            shown.add_row(name, *(f"{value:.2f}" if isinstance(value, float) else value for value in row.values()))
+    Console().print(shown)
+    return int(any(row["ratio"] > row["limit"] for rows in found.values() for row in rows))
+
+
+if __name__ == "__main__":
+    run_script(main)
