@@ -18,7 +18,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,22 +28,24 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.launch import RankError, answers, launch, local, rank_server, report, start
+from minifsdp.course.launch import RankError, answers, launch, local, report
 from minifsdp.course.launch.errors import Failure, rank_error
 from minifsdp.course.launch.inside import pickled
 from minifsdp.course.link.carriers import Transfer
+from minifsdp.course.warm import client
+from minifsdp.course.warm.client import RANKS_NEED, server
 
 LAUNCHER = str(Path(local.__file__).parent)
 
 
 @pytest.fixture(autouse=True)
 def _no_process_left() -> Iterator[None]:
-    """Of our children only multiprocessing's two servers may outlive a launch, and they have no children."""
+    """Of our children only the server may outlive a launch, and it has no children."""
     yield
     left = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if child.ppid() != os.getpid() or "multiprocessing." not in " ".join(child.cmdline()):
+            if child.ppid() != os.getpid() or server.process is None or child.pid != server.process.pid:
                 left.append(child)
     assert not left
 
@@ -93,21 +94,6 @@ def test_ranks_see_group_arguments_environment_and_path(monkeypatch: Any, tmp_pa
     assert launch(torch.get_num_threads, 1) == [3]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-def test_a_server_that_is_still_importing_does_not_hear_ctrl_c() -> None:
-    script = """
-        from multiprocessing import forkserver
-        from pathlib import Path
-        from minifsdp.course.launch import rank_server
-        rank_server.start_server()
-        status = Path(f"/proc/{forkserver._forkserver._forkserver_pid}/status").read_text()
-        print(next(line.split()[1] for line in status.splitlines() if line.startswith("SigBlk")))
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
-    assert int(done.stdout, 16) & 1 << (signal.SIGINT - 1)
-
-
 def test_preloading_does_not_touch_cuda() -> None:
     """What initializes the driver in the server ends it in all ranks: a fork does not survive that."""
     script = f"""
@@ -123,7 +109,7 @@ def test_preloading_does_not_touch_cuda() -> None:
         trap(torch.cuda, "is_available", "device_count", "current_device", "_lazy_init", "get_device_properties")
         trap(torch.accelerator, "is_available", "current_accelerator", "device_count")
         trap(triton, *[each for each in dir(triton) if each.startswith("has_triton") and "package" not in each])
-        for name in {rank_server.PRELOAD}: __import__(name)
+        for name in {RANKS_NEED}: __import__(name)
         import minifsdp.course.launch.rank
         assert asked == [], asked
     """
@@ -430,7 +416,7 @@ class SlowToLoad:
 
 def test_start_is_not_counted_and_spawned_ranks_work_too(monkeypatch: Any) -> None:
     assert launch(lambda _: dist.get_rank(), 2, SlowToLoad(), timeout=0.5) == [0, 1]
-    monkeypatch.setattr(start, "start_method", lambda: "spawn")  # the way of macOS
+    monkeypatch.setattr(client, "forks", lambda: False)  # the way of macOS
     assert launch(dist.get_rank, 1, timeout=5) == [0]
 
 
@@ -726,22 +712,20 @@ def test_spmd_without_a_rendezvous_says_what_is_missing(monkeypatch: Any) -> Non
         launch(int, 2)
 
 
-@pytest.mark.skipif(rank_server.start_method() != "forkserver", reason="there is no server on this platform")
-def test_a_server_that_is_ended_as_a_rank_starts_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, ended = forkserver._forkserver, []
-    ensure_running = server.ensure_running
-
-    def ensure_and_end() -> None:
-        ensure_running()
-        if not ended:
-            ended.append(server._forkserver_pid)
-            os.kill(ended[0], signal.SIGKILL)
-
+@pytest.mark.parametrize("moment", ["before the request", "before the fork"])
+def test_a_server_that_is_ended_as_a_rank_starts_is_replaced(moment: str) -> None:
     launch(len, 1, "before")
-    monkeypatch.setattr(server, "ensure_running", ensure_and_end)
+    ended = server.process
+    assert ended is not None
+    if moment == "before the request":
+        ended.kill()
+        ended.wait()
+    else:
+        ended.send_signal(signal.SIGSTOP)
+        threading.Timer(0.2, ended.kill).start()
     assert launch(len, 2, "usable") == [6, 6]
-    assert ended
-    assert server._forkserver_pid not in ended
+    assert server.process is not ended
+    assert ended.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("stdout", [None, "/dev/full"])

@@ -20,7 +20,8 @@ import pytest
 from minifsdp.course import cli
 from minifsdp.course.cli import commands
 from minifsdp.course.link.emulated import parse_link
-from minifsdp.course.workshop.process import TREE, end_tree
+from minifsdp.course.system.housekeeping import TREE
+from minifsdp.course.workshop.tree import end_members
 from tools import ROOT
 from tools.gpu_check import check, command, parts, process
 from tools.gpu_check.junit import count, parse_junit
@@ -227,8 +228,9 @@ def test_it_waits_for_what_it_has_killed_though_that_no_longer_shows_whose_it_is
 
     monkeypatch.setattr(psutil.Process, "kill", kill_slowly)
     monkeypatch.setattr(psutil.Process, "environ", lambda self: {} if self.pid in dying else environ(self))
-    end_tree(root, "deadbeef")
-    assert dying == {root.pid, other.pid}
+    end_members(psutil.Process(root.pid), "deadbeef")
+    root.kill()
+    assert dying == {other.pid}
     assert not running(other.pid)
     other.wait()
 
@@ -251,7 +253,7 @@ def test_over_its_limit_a_command_may_still_write_what_it_has(gpu: Path, monkeyp
 
 
 def test_the_limits_keep_a_part_under_nine_minutes() -> None:
-    assert check.LIMIT + process.PATIENCE + 5 < 540  # end_tree's own patience is 5 s
+    assert check.LIMIT + process.PATIENCE + 5 < 540  # end_members' own patience is 5 s
 
 
 def test_a_part_that_is_two_commands_shares_its_limit_and_stops_at_the_first_that_fails(

@@ -13,8 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from minifsdp.course.system.housekeeping import label
-from minifsdp.course.workshop.process import TREE, end_tree
+import psutil
+
+from minifsdp.course.system.housekeeping import TREE, label
+from minifsdp.course.workshop.tree import end_members
 
 PATIENCE = 12.0  # seconds in which a command that is over its limit may still write what it has
 
@@ -62,7 +64,9 @@ def run_limited(
         try:
             code = _wait(process, limit)
         finally:
-            end_tree(process, mark)
+            end_members(psutil.Process(process.pid) if process.poll() is None else None, mark)
+            process.kill()
+            process.wait()
     return Ended(code, time.monotonic() - start, _last_line(log))
 
 

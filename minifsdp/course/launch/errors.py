@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minifsdp.course.system import lifeline
+
 _OURS = str(Path(__file__).parent) + os.sep
 _LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _LOST_PEER = re.compile(
@@ -120,7 +122,7 @@ def stuck_stack(dump: str) -> str:
         ours = [name.startswith(_OURS) for name, _, _ in frames]
         if any(ours):  # the rank's main thread: leave out the launcher and its callers
             stacks.insert(0, frames[: _last_user_frame(frames)])
-        elif any(not name.startswith(_LIBRARIES) for name, _, _ in frames):
+        elif any(not name.startswith((*_LIBRARIES, lifeline.__file__)) for name, _, _ in frames):
             stacks.append(frames)
     shown = [
         "".join(_format_frame(*frame) for frame in frames if not frame[0].startswith(_OURS))

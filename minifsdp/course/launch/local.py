@@ -103,8 +103,7 @@ def _hear(rank: RankProcess, on_report: Callable[[int, Any], None] | None) -> No
 
 def _death(rank: RankProcess) -> Failure:
     """The failure of a rank whose process ended without an answer."""
-    rank.process.join(1.0)
-    code = rank.process.exitcode
+    code = rank.process.wait(1.0) if rank.process is not None else None
     if code is None:
         headline = "closed its connection to the launcher"
     elif code >= 0:
@@ -129,9 +128,9 @@ def _stacks(late: list[RankProcess]) -> dict[int, str]:
     """Make these ranks write their stacks, wherever they are (in C code too), and read them."""
     files = {rank.task.rank: Path(rank.task.path("stack")) for rank in late}
     for rank in late:
-        if rank.process.pid and files[rank.task.rank].exists():  # from then on the rank handles the signal
+        if files[rank.task.rank].exists():  # from then on the rank handles the signal
             with contextlib.suppress(ProcessLookupError):
-                os.kill(rank.process.pid, signal.SIGUSR1)
+                os.kill(rank.pid, signal.SIGUSR1)
     deadline = time.monotonic() + 2.0
     while time.monotonic() < deadline and any(file.exists() and not file.stat().st_size for file in files.values()):
         time.sleep(0.02)
@@ -146,7 +145,7 @@ def _stack(rank: RankProcess, file: Path) -> str:
     if not file.exists():
         return "it gives no stack: it is still starting"
     with contextlib.suppress(psutil.Error):
-        if psutil.Process(rank.process.pid).status() == psutil.STATUS_STOPPED:
+        if psutil.Process(rank.pid).status() == psutil.STATUS_STOPPED:
             return "it gives no stack: the process is stopped"
     return "it gives no stack: it does not answer SIGUSR1, which it may block or ignore"
 
@@ -154,17 +153,16 @@ def _stack(rank: RankProcess, file: Path) -> str:
 def _end(ranks: list[RankProcess]) -> None:
     """Kill all ranks and their children (each rank leads a process group), then wait for them."""
     for rank in ranks:
-        if rank.process.pid:
+        if rank.process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(rank.process.pid, signal.SIGKILL)
             rank.process.kill()  # it may not lead a group yet
-        rank.lifeline.close()
+        os.close(rank.lifeline)
         rank.pipe.close()
     for rank in ranks:
-        if rank.process.pid:
-            rank.process.join(5.0)
-            with contextlib.suppress(ValueError):  # still there: the kernel cannot end it before some call returns
-                rank.process.close()
+        if rank.process is not None:
+            rank.process.wait(5.0)
+            rank.process.close()
 
 
 def _replay(ranks: list[RankProcess]) -> None:

@@ -1,10 +1,8 @@
 """The life of one rank: a process that `local` started to run the user's function once."""
 
-import contextlib
 import ctypes
 import datetime
 import faulthandler
-import fcntl
 import linecache
 import os
 import pickle
@@ -13,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import current_process, set_start_method
+from multiprocessing import set_start_method
 from multiprocessing.connection import Connection
 from types import FunctionType
 from typing import Any
@@ -26,9 +24,9 @@ from minifsdp.course.launch.group import join_group, share_cores, use_loopback
 from minifsdp.course.launch.inside import become_rank, call_user, pack_result, pickled
 from minifsdp.course.launch.world import World
 from minifsdp.course.system.housekeeping import name_process
+from minifsdp.course.system.lifeline import end_by_signal, wait_for_end
 
 _START_LIMIT = datetime.timedelta(seconds=300)  # the parent gives up on a rank before this
-_F_SETSIG = 10  # fcntl(2), Linux: the signal to send when a file descriptor becomes readable
 
 
 @dataclass(frozen=True)
@@ -50,14 +48,15 @@ class Task:
         return os.path.join(self.directory, f"{kind}{self.rank}")
 
 
-def run_rank(task: Task, pipe: "Connection[Any, Any]", lifeline: "Connection[Any, Any]") -> None:
-    """Run the task, report the outcome to the parent over `pipe`, then wait to be ended.
+def run_rank(task: Task, pipe_fd: int, lifeline: int) -> None:
+    """Run the task, report the outcome to the parent over the pipe, then wait to be ended.
 
     Messages: `("ready", None)`, `("report", bytes)`, and one of `("result", None)`, `("failure", Failure)`.
     """
     name_process(f"rank {task.rank} of {task.world.ranks}")
-    os.setsid()  # own session and process group: no Ctrl-C, no terminal, and children that end with the rank
-    _end_with_parent(lifeline)
+    pipe: Connection[Any, Any] = Connection(pipe_fd, readable=False)
+    wait_for_end(lifeline)
+    end_by_signal(lifeline)
     _capture_output(task)
     _adopt_surroundings(task)
     lock = threading.Lock()
@@ -90,24 +89,6 @@ def run_rank(task: Task, pipe: "Connection[Any, Any]", lifeline: "Connection[Any
         signal.pause()
 
 
-def _end_with_parent(lifeline: "Connection[Any, Any]") -> None:
-    """End this rank and its children when the parent, the only holder of the other end of `lifeline`, is gone.
-
-    A waiting thread does so unless C code holds the GIL; on Linux the kernel sends the signal and needs no thread.
-    """
-
-    def wait_and_end() -> None:
-        os.read(lifeline.fileno(), 1)  # nothing is ever written, so this returns when the other end closes
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=wait_and_end, daemon=True).start()
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a sandbox may not support it
-            fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
-            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-            fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
-
-
 def _capture_output(task: Task) -> None:
     """Redirect stdout and stderr (of C++ code too) to one file; make SIGUSR1 write every thread's stack to another."""
     null = os.open(os.devnull, os.O_RDONLY)
@@ -124,8 +105,7 @@ def _capture_output(task: Task) -> None:
 
 
 def _adopt_surroundings(task: Task) -> None:
-    """Adopt the parent's environment and cell sources as of the call (multiprocessing brings sys.path)."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    """Adopt the parent's environment, without this process's label, and cell sources as of the call."""
     os.environ.clear()
     os.environ.update(task.environ)
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # the server was started with another environment
@@ -133,8 +113,7 @@ def _adopt_surroundings(task: Task) -> None:
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     for name, lines in task.sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-    current_process().daemon = False  # a daemon of the parent, but one that may have children, such as data loaders,
-    set_start_method(task.start_method, force=True)  # which start as they would in the parent, not like the ranks
+    set_start_method(task.start_method, force=True)  # of children, such as data loaders, as in the parent
     become_rank()
 
 

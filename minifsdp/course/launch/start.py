@@ -1,21 +1,22 @@
 """Rank processes: their start and their input."""
 
+from __future__ import annotations
+
 import dis
 import linecache
-import multiprocessing
+import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import connection
-from multiprocessing.process import BaseProcess
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 
 from minifsdp.course.launch.errors import Failure
 from minifsdp.course.launch.rank import Task, run_rank
-from minifsdp.course.launch.rank_server import start_method, start_server, undisturbed
+from minifsdp.course.warm.client import Process, server
 
 # cloudpickle sends the globals that a function loads; the body of a class inside it loads them by another instruction.
 cloudpickle.cloudpickle.GLOBAL_OPS += (dis.opmap["LOAD_NAME"],)
@@ -26,16 +27,22 @@ class RankProcess:
     """The parent's view of one rank. The rank ends when the parent's end of `lifeline` closes."""
 
     task: Task
-    process: BaseProcess
-    pipe: "connection.Connection[Any, Any]"
-    lifeline: "connection.Connection[Any, Any]"
+    pipe: Connection[Any, Any]
+    lifeline: int
+    process: Process | None = None
     ready: bool = False
     done: bool = False
     failure: Failure | None = None
 
     @property
-    def sources(self) -> "tuple[connection.Connection[Any, Any], int]":
+    def pid(self) -> int:
+        """Its process id; 0 until it has started."""
+        return self.process.pid if self.process is not None else 0
+
+    @property
+    def sources(self) -> tuple[Connection[Any, Any], int]:
         """The objects that become ready when the rank has sent something or is dead."""
+        assert self.process is not None
         return self.pipe, self.process.sentinel
 
     @property
@@ -46,29 +53,20 @@ class RankProcess:
 
 def start_rank(task: Task, ranks: list[RankProcess]) -> None:
     """Append one rank to `ranks` and start it, in this order, so that an interrupted start is cleaned up too."""
-    context: Any = multiprocessing.get_context(start_method())
-    pipe, their_pipe = context.Pipe(duplex=False)
-    their_lifeline, lifeline = context.Pipe(duplex=False)
-    process = context.Process(target=run_rank, args=(task, their_pipe, their_lifeline), daemon=True)
-    ranks.append(RankProcess(task, process, pipe, lifeline))
-    start(process, f"rank {task.rank} of {task.world.ranks}")
-    their_pipe.close()
-    their_lifeline.close()
-
-
-def start(process: BaseProcess, what: str, patience: float = 5.0) -> None:
-    """Start a process from the ranks' server, or from a new one if that is being ended, as by `minifsdp clean`."""
-    deadline = time.monotonic() + patience
-    while True:
-        start_server()
+    pipe, their_pipe = Pipe(duplex=False)
+    their_lifeline, lifeline = os.pipe()
+    rank = RankProcess(task, pipe, lifeline)
+    ranks.append(rank)
+    with their_pipe:
         try:
-            with undisturbed(what):
-                process.start()
-            return
-        except (EOFError, ConnectionError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+            rank.process = server.start(
+                f"rank {task.rank} of {task.world.ranks}",
+                run_rank,
+                task,
+                fds=(their_pipe.fileno(), their_lifeline),
+            )
+        finally:
+            os.close(their_lifeline)
 
 
 def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:

@@ -1,8 +1,8 @@
 """Labels on all processes that the course starts, by which they are found if their starter died.
 
 The label is an environment variable that a process gets at its start and cannot lose: its role and its starter. It is
-in the starter's environment only while a process is being started, so nothing else that runs in a notebook inherits
-it. Ranks are forked, with their server's label; they add a name of their own.
+never in the starter's own environment, so nothing else that runs in a notebook inherits it. A forked process, of which
+the system would show the environment of its server, writes its label over the server's.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,10 @@ from typing import Any
 import psutil
 
 LABEL = "MINIFSDP_PROCESS"
-SERVER = "server of ranks"
+TREE = "MINIFSDP_CHECK"  # environment variable that marks a check's processes, orphans included
+SERVER = "server of processes"
+_ROOM = 1000  # bytes for the labels of a forked process
+_ENV_START = 50  # the field of /proc/PID/stat, proc(5): where in memory the environment begins
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Found:
 
     Attributes:
         process: the process.
-        what: "rank 0 of 2", "server of ranks", "check 5.2".
+        what: "rank 0 of 2", "server of processes", "check 5.2".
         starter: the program that started it, such as "lab05_fsdp.ipynb".
         starter_pid: its process id.
         in_use: whether the starter still runs.
@@ -53,18 +55,25 @@ def label(what: str) -> dict[str, str]:
     return {LABEL: json.dumps({"what": what, "starter": _own_name(), "pid": os.getpid(), "since": since})}
 
 
-@contextmanager
-def labelled(what: str) -> Iterator[None]:
-    """Label the processes that start inside the `with` block."""
-    before = os.environ.get(LABEL)
-    os.environ.update(label(what))
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[LABEL]
-        else:
-            os.environ[LABEL] = before
+def padded_label(what: str) -> dict[str, str]:
+    """The same for a process whose forks will write labels of their own over this one."""
+    return {name: text.ljust(_ROOM) for name, text in label(what).items()}
+
+
+def show_label() -> None:
+    """Let the system show the labels in this forked process's environment, in the place of its server's.
+
+    It shows the memory in which the environment was when the program began (proc(5), `environ`).
+    """
+    tree = f"\0{TREE}={os.environ[TREE]}" if TREE in os.environ else ""
+    mine = f"{LABEL}={os.environ[LABEL].ljust(_ROOM - len(tree))}{tree}".encode()
+    with suppress(OSError, ValueError), open("/proc/self/environ", "rb") as file:
+        place = file.read().index(f"{LABEL}=".encode())
+        with open("/proc/self/stat") as stat, open("/proc/self/mem", "r+b", buffering=0) as memory:
+            begin = int(stat.read().rpartition(")")[2].split()[_ENV_START - 3])  # the third field follows the name
+            if len(mine) == len(LABEL) + 1 + _ROOM:
+                memory.seek(begin + place)
+                memory.write(mine)
 
 
 def name_process(name: str) -> None:
@@ -94,12 +103,11 @@ def find_processes() -> list[Found]:
 
 def _describe(process: psutil.Process) -> Found | None:
     said = _label_of(process)
-    what = _what(process, said["what"]) if said else None
-    if said is None or what is None or process.status() == psutil.STATUS_ZOMBIE:
+    if said is None or process.status() == psutil.STATUS_ZOMBIE:
         return None
     return Found(
         process,
-        what,
+        what=_what(process, said["what"]),
         starter=said["starter"],
         starter_pid=said["pid"],
         in_use=_runs(said["pid"], said["since"]),
@@ -113,19 +121,11 @@ def _label_of(process: psutil.Process) -> dict[str, Any] | None:
     return dict(json.loads(text)) if text else None
 
 
-def _what(process: psutil.Process, said: str) -> str | None:
-    """The kind of a labelled process; None for multiprocessing's own, and for other forks of our server."""
-    name, command = str(process.name()), " ".join(process.cmdline())
-    if "multiprocessing.resource_tracker" in command:
-        return None
-    if name.startswith("rank "):
-        return name
-    if "multiprocessing.forkserver" in command:
-        parent = process.parent()
-        forked = parent is not None and "multiprocessing.forkserver" in " ".join(parent.cmdline())
-        return None if forked else SERVER
-    ours = "multiprocessing.spawn" in command or "minifsdp.course.workshop.child" in command
-    return said if ours else f"{said}: {name}"
+def _what(process: psutil.Process, said: str) -> str:
+    """What a labelled process is: ours, or some program that one of ours has started."""
+    command = " ".join(process.cmdline())
+    ours = "minifsdp.course.warm" in command or "minifsdp.course.workshop.child" in command
+    return said if ours else f"{said}: {process.name()}"
 
 
 def _runs(pid: int, since: float) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from minifsdp.course.workshop.cells import collect, define
-from minifsdp.course.workshop.process import Verdict, run_check
+from minifsdp.course.workshop.process import Verdict, prepare, run_check
 from minifsdp.course.workshop.references import find_reference, is_blank, lab_of, lab_references
 from minifsdp.course.workshop.store import Store
 from minifsdp.course.workshop.submission import Submission
@@ -43,6 +43,7 @@ def exercise(exercise_id: str) -> Callable[[Callable[..., Any]], Callable[..., A
         if is_blank(cell, ref):
             _states[exercise_id] = BLANK
             print(f"{exercise_id} {ref.name}: {BLANK}")
+            prepare()
             return ref.function
         _submissions[exercise_id] = Submission(exercise_id, _setup_source(lab_of(exercise_id)), cell)
         check(exercise_id)

@@ -14,10 +14,9 @@ import secrets
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +24,21 @@ from typing import IO, Any, Literal, NamedTuple
 
 import psutil
 
-from minifsdp.course.system.housekeeping import label
+from minifsdp.course.system.housekeeping import TREE
 from minifsdp.course.system.plain_files import files_below, read_plain
+from minifsdp.course.warm.client import RANKS_NEED, Process, server
+from minifsdp.course.workshop.child import needs_ranks
 from minifsdp.course.workshop.submission import Submission
+from minifsdp.course.workshop.supervisor import supervise
+from minifsdp.course.workshop.tree import children, end_members, is_stopped
 
 State = Literal["passed", "failed", "timeout", "crash"]
-TREE = "MINIFSDP_CHECK"  # environment variable that marks a check's processes, orphans included
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
 POLL_SECONDS = 0.1
+PATIENCE = 5.0  # seconds
 MIB = 2**20
 LARGEST_RESULT = MIB  # bytes
+FEWEST_NEED = ("minifsdp.course.workshop.checking",)  # a check without ranks; it may come to need the others too
+MOST_NEED = (*FEWEST_NEED, *RANKS_NEED)
 
 
 class Verdict(NamedTuple):
@@ -69,6 +73,11 @@ class Limits:
 LEARNER = Limits()
 
 
+def prepare(needs: Sequence[str] = MOST_NEED) -> None:
+    """Let the server import now what a check will need."""
+    server.prepare(needs)
+
+
 def run_check(
     submission: Submission,
     limits: Limits = LEARNER,
@@ -90,14 +99,56 @@ def run_check(
         secret = secrets.token_hex(16)
         settings = {"variant": dict(variant or {}), "secret": secret, "file_size": 2 * limits.output}
         (folder / "task.json").write_text(json.dumps({**submission._asdict(), **settings}))
-        process = None
-        try:
-            process = _start(folder, output, submission.exercise, secret)
-            ended = _watch(process, folder, output, limits, alive)
-        finally:
-            if process is not None:
-                end_tree(process, secret, adopts=True)
+        with _asked(folder, output, submission.exercise, secret) as check:
+            ended = _watch(check, folder, output, limits, alive)
+        prepare()  # for the next
         return ended if isinstance(ended, Verdict) else _verdict(folder, output, secret, ended)
+
+
+@dataclass(frozen=True)
+class _Check:
+    """A check's supervisor, the lifeline that ends the check when it closes, and where its exit code comes from."""
+
+    supervisor: Process
+    lifeline: int
+    report: int
+
+
+@contextmanager
+def _asked(folder: Path, output: IO[bytes], exercise: str, secret: str) -> Iterator[_Check]:
+    """Ask for the check's processes; afterwards none of them is left."""
+    their_lifeline, lifeline = os.pipe()
+    report, their_report = os.pipe()
+    environ = os.environ | {TREE: _tree(secret), "TMPDIR": str(folder)}
+    if "PYTHONPATH" in environ:
+        parts = environ["PYTHONPATH"].split(os.pathsep)
+        environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts)
+    supervisor = None
+    try:
+        try:
+            supervisor = server.ask(
+                f"check {exercise}",
+                supervise,
+                str(folder),
+                stdio=(their_lifeline, their_report, output.fileno()),
+                environ=environ,
+                folder=str(folder),
+                needs=MOST_NEED if needs_ranks(exercise) else FEWEST_NEED,
+            )
+        finally:
+            os.close(their_lifeline)
+            os.close(their_report)
+        yield _Check(supervisor, lifeline, report)
+    finally:
+        if supervisor is not None and supervisor.pid:
+            root = psutil.Process(supervisor.pid) if supervisor.poll() is None else None
+            end_members(root, _tree(secret))
+        os.close(lifeline)  # the supervisor goes last: it kills the orphans that remain
+        os.close(report)
+        if supervisor is not None:
+            supervisor.wait(PATIENCE)  # in vain if it is stopped (SIGSTOP)
+            supervisor.kill()
+            supervisor.close()
 
 
 @contextmanager
@@ -113,48 +164,32 @@ def _new_folder() -> Iterator[Path]:
             subprocess.run(["rm", "-rf", "--", made.name], stderr=subprocess.DEVNULL, check=False)
 
 
-def _start(folder: Path, output: IO[bytes], exercise: str, secret: str) -> subprocess.Popen[bytes]:
-    """Start the check. Standard input is a lifeline: when this process ends, the pipe closes and the check ends too."""
-    environ = os.environ | label(f"check {exercise}") | {TREE: _tree(secret), "TMPDIR": str(folder)}
-    if "PYTHONPATH" in environ:
-        parts = environ["PYTHONPATH"].split(os.pathsep)
-        environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts)
-    check = [sys.executable, "-m", "minifsdp.course.workshop.child", str(folder)]
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(SUPERVISOR), *check],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=output,
-        cwd=folder,
-        env=environ,
-        start_new_session=True,
-    )
-
-
 def _tree(secret: str) -> str:
     """The label of a check's process tree; the full secret must not appear in its environment."""
     return secret[:8]
 
 
 def _watch(
-    process: subprocess.Popen[bytes], folder: Path, output: IO[bytes], limits: Limits, alive: Callable[[int], None]
+    check: _Check, folder: Path, output: IO[bytes], limits: Limits, alive: Callable[[int], None]
 ) -> Verdict | int:
     """Wait for the check; returns its exit code, or a verdict if it exceeded a limit or lost its supervisor."""
-    assert process.stdout is not None
-    began, shown, said, supervisor = time.monotonic(), -1, b"", psutil.Process(process.pid)
+    began, shown, said, supervisor = time.monotonic(), -1, b"", None
     while (seconds := time.monotonic() - began) < limits.seconds:
         if int(seconds) > shown:
             shown = int(seconds)
             alive(shown)
-        if select.select([process.stdout], [], [], POLL_SECONDS)[0]:
-            said = os.read(process.stdout.fileno(), 16)
+        if not check.supervisor.started(POLL_SECONDS):
+            continue
+        supervisor = supervisor or psutil.Process(check.supervisor.pid)
+        if select.select([check.report], [], [], POLL_SECONDS)[0]:
+            said = os.read(check.report, 16)
             if not said:
-                return Verdict("crash", _ended(process, output))
+                return Verdict("crash", _ended(check.supervisor, output))
         if _bytes_in(folder) + os.fstat(output.fileno()).st_size > limits.output:
             return Verdict("crash", f"it wrote more than {limits.output / MIB:.0f} MiB")
         if said:
             return int(said)
-        if _is_stopped(supervisor):
+        if is_stopped(supervisor):
             return Verdict("crash", "its supervisor was stopped")
         if limits.memory is not None:
             sizes = _sizes(supervisor)
@@ -162,22 +197,16 @@ def _watch(
                 return Verdict("crash", f"it used more than {limits.memory / MIB:.0f} MiB of memory")
             if len(sizes) > limits.processes:
                 return Verdict("crash", f"it started more than {limits.processes} processes")
-    stopped = ": one of its processes was stopped" if any(map(_is_stopped, _children(supervisor))) else ""
+    stopped = ": one of its processes was stopped" if any(map(is_stopped, children(supervisor))) else ""
     return Verdict("timeout", f"no result after {limits.seconds:.0f} s{stopped}")
 
 
-def _ended(supervisor: subprocess.Popen[bytes], output: IO[bytes]) -> str:
+def _ended(supervisor: Process, output: IO[bytes]) -> str:
     """The reason for a supervisor's end: killed, perhaps by an answer, or unable to start the check."""
     code = supervisor.wait(5.0)
-    if code < 0:
+    if code is not None and code < 0:
         return f"its supervisor was ended by {signal.Signals(-code).name}: mark the others again"
     return "\n".join([f"its supervisor ended with code {code}", *_last_line(output)])
-
-
-def _is_stopped(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return bool(process.status() == psutil.STATUS_STOPPED)
-    return False
 
 
 def _bytes_in(folder: Path) -> int:
@@ -191,57 +220,10 @@ def _bytes_in(folder: Path) -> int:
 def _sizes(supervisor: psutil.Process) -> list[int]:
     """Resident bytes of each process under the supervisor."""
     sizes = []
-    for member in _children(supervisor):
+    for member in children(supervisor):
         with suppress(psutil.Error):
             sizes.append(member.memory_info().rss)
     return sizes
-
-
-def end_tree(process: subprocess.Popen[bytes], secret: str, patience: float = 5.0, adopts: bool = False) -> None:
-    """Kill everything that a process has started, orphans included; then close its lifeline and kill the process.
-
-    The process itself goes last: one that `adopts`, a supervisor, kills the remaining orphans when its lifeline closes.
-    """
-    root = psutil.Process(process.pid) if process.poll() is None else None
-    deadline = time.monotonic() + patience
-    family: set[psutil.Process] = set()
-    while time.monotonic() < deadline:
-        # A dying process loses its environment before it is gone, so keep track of the ones found earlier.
-        family = {member for member in {*family, *_members(_tree(secret)), *_children(root)} if _runs(member)} - {root}
-        if not family:
-            break
-        for member in family:
-            with suppress(psutil.Error):
-                member.kill()
-    for end in filter(None, (process.stdin, process.stdout)):
-        end.close()
-    with suppress(subprocess.TimeoutExpired):  # it is stopped (SIGSTOP)
-        process.wait(patience if adopts else 0)
-    if root is not None:
-        with suppress(psutil.Error):
-            root.kill()
-    process.wait()
-
-
-def _children(root: psutil.Process | None) -> list[psutil.Process]:
-    with suppress(psutil.Error):
-        return list(root.children(recursive=True)) if root is not None else []
-    return []
-
-
-def _members(tree: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.environ().get(TREE) == tree and _runs(process):
-                found.append(process)
-    return found
-
-
-def _runs(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return bool(process.is_running()) and str(process.status()) != psutil.STATUS_ZOMBIE
-    return False
 
 
 def _verdict(folder: Path, output: IO[bytes], secret: str, code: int) -> Verdict:

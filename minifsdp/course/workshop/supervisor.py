@@ -1,30 +1,35 @@
-"""The process between a check and the process that requested it: `python supervisor.py COMMAND ...`.
+"""The process between a check and the process that requested it.
 
-Anything that an answer does to its parent, it does to this process, which has its own session. It imports nothing from
-the package and starts quickly. Its standard input is the lifeline; the command's exit code goes to its standard output.
-The command's own output, and any output of this process, go to standard error.
+Anything that an answer does to its parent, it does to this process, which has its own session. Its standard input is
+the lifeline; the check's exit code goes to its standard output. The check's own output, and any output of this process,
+go to standard error.
 """
 
 import contextlib
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+
+from minifsdp.course.workshop import child
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2), Linux
 PATIENCE = 3.0  # seconds
 
 
-def main(command: list[str]) -> None:
-    """Run the command and report its exit code; stay until the other end of the lifeline closes."""
+def supervise(folder: str) -> None:
+    """Run the check in `folder` and report its exit code; stay until the other end of the lifeline closes."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback: the parent reads the signal from the exit code
     if sys.platform == "linux":  # adopt orphans, so that they are found and waited for
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    check = subprocess.Popen(command, stdout=2, start_new_session=True)
-    threading.Thread(target=wait_for_all, args=(check.pid,), daemon=True).start()
+    if (check := os.fork()) == 0:
+        os.setsid()
+        os.dup2(2, 1)
+        child.main(Path(folder))
+    threading.Thread(target=wait_for_all, args=(check,), daemon=True).start()
     os.read(0, 1)  # nothing is ever written
     end_all(time.monotonic() + PATIENCE)
     os._exit(0)
@@ -55,7 +60,3 @@ def wait_for_all(check: int) -> None:
             if pid == check:
                 with contextlib.suppress(BrokenPipeError):  # the requesting process is gone
                     os.write(1, str(os.waitstatus_to_exitcode(status)).encode())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

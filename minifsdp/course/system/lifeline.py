@@ -1,0 +1,32 @@
+"""A pipe whose other end a process's parent holds: when it closes, whatever has ended the parent, the process ends."""
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import sys
+import threading
+
+F_SETSIG = 10  # fcntl(2), Linux: which signal announces that a file descriptor became readable
+
+
+def wait_for_end(lifeline: int) -> None:
+    """Let a thread of this process kill its process group when the other end closes, unless C code holds the GIL."""
+
+    def wait_and_end() -> None:
+        os.read(lifeline, 1)  # nothing is ever written, so this returns when the other end closes
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait_and_end, daemon=True).start()
+
+
+def end_by_signal(lifeline: int) -> None:
+    """Let the kernel kill this process's group when the other end closes: on Linux, without a thread."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a sandbox may not support it
+            fcntl.fcntl(lifeline, F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+            fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
+        if select.select([lifeline], [], [], 0)[0]:  # it has closed before
+            os.killpg(0, signal.SIGKILL)

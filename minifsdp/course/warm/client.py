@@ -1,0 +1,277 @@
+"""Processes from the server, as the program that asks for them sees them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+from minifsdp.course.system.housekeeping import SERVER, label, padded_label
+from minifsdp.course.warm.request import Request, send
+from minifsdp.course.warm.server import serve_in_fork
+
+# What a rank needs. None of it may start a thread or initialize CUDA's driver: neither survives a fork.
+RANKS_NEED = ("minifsdp.course.launch.rank", "torch._dynamo")  # an optimizer's first step imports _dynamo
+PATIENCE = 5.0  # seconds in which a server that is ended is replaced by another
+GONE = 255  # the exit code of a process whose server has ended before it
+_PER_PROCESS = "TORCH_DISTRIBUTED_DEBUG"  # torch reads it when it is imported; each process has its caller's level
+_BY_NVML = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TRITON_NVML_BASED_CUDA_CHECK")  # or torch and Triton call cuInit
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+def forks() -> bool:
+    """Whether a process can be a fork: Apple's frameworks do not survive one, and on macOS each imports torch."""
+    return sys.platform != "darwin"
+
+
+class Process:
+    """A process from the server. It leads a session and a process group of its own.
+
+    Attributes:
+        sentinel: a file descriptor that becomes readable when the process has started, and again when it has ended.
+        pid: its id; 0 until it has started.
+        returncode: None while it runs; negative for a signal.
+    """
+
+    def __init__(self, sentinel: int) -> None:
+        self.sentinel, self.pid = sentinel, 0
+        self.returncode: int | None = None
+        self._said = b""
+
+    def started(self, seconds: float | None = None) -> bool:
+        """Whether the process has started within `seconds`: the server may have modules to import first.
+
+        Raises:
+            ConnectionError: the server ended before that.
+        """
+        if self.pid == 0 and self._hears(seconds):
+            if (said := self._number()) is None:
+                raise ConnectionError("the server has ended")
+            self.pid = said
+        return self.pid != 0
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """The exit code, when the process has ended; None if it runs on after `seconds`."""
+        if self.returncode is None and self._hears(seconds):
+            said = self._number()
+            self.returncode = GONE if said is None else said
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """The exit code, or None while the process runs."""
+        return self.wait(0.0)
+
+    def kill(self) -> None:
+        """Kill the process, if it runs."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Forget the process, ended or not."""
+        if self.sentinel >= 0:
+            os.close(self.sentinel)
+            self.sentinel = -1
+
+    def _hears(self, seconds: float | None) -> bool:
+        return b"\n" in self._said or bool(select.select([self.sentinel], [], [], seconds)[0])
+
+    def _number(self) -> int | None:
+        """The next number that the server says about this process; None if it has ended."""
+        while b"\n" not in self._said:
+            part = os.read(self.sentinel, 100)
+            if not part:
+                return None
+            self._said += part
+        line, _, self._said = self._said.partition(b"\n")
+        return int(line)
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """To a server. One that is a program of its own, no fork, ends when the lifeline closes, whatever it is doing."""
+
+    channel: socket.socket
+    lifeline: IO[bytes] | None = None
+    process: subprocess.Popen[bytes] | None = None
+
+    def close(self) -> None:
+        self.channel.close()
+        if self.lifeline is not None:
+            self.lifeline.close()
+
+
+class Server:
+    """The server of this program, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: _Connection | None = None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The server's process, if it was started and is no fork of this one."""
+        return self._connection.process if self._connection is not None else None
+
+    def start(self, what: str, function: Callable[..., None], *args: Any, **settings: Any) -> Process:
+        """`ask`, and wait until the process has started, from a new server if this one is being ended meanwhile."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            process = self.ask(what, function, *args, **settings)
+            try:
+                process.started()
+                return process
+            except ConnectionError:
+                process.close()
+                if time.monotonic() > deadline:
+                    raise
+
+    def ask(
+        self,
+        what: str,
+        function: Callable[..., None],
+        *args: Any,
+        fds: Sequence[int] = (),
+        stdio: Sequence[int] | None = None,
+        environ: Mapping[str, str] | None = None,
+        folder: str | None = None,
+        argv: Sequence[str] | None = None,
+        needs: Sequence[str] = RANKS_NEED,
+    ) -> Process:
+        """Ask for a new process that calls `function(*args, *fds)`; it has not started yet.
+
+        Args:
+            what: the process's name in `minifsdp ps`.
+            function: of a module that the process can import; it gets copies of `fds` as its last arguments.
+            *args: its arguments, which are pickled.
+            fds: file descriptors.
+            stdio: those of its standard streams; by default nothing, this process's errors, this process's errors.
+            environ: its environment; by default this process's.
+            folder: its working directory; by default this process's.
+            argv: its `sys.argv`; by default this process's.
+            needs: modules that the server imports before it forks.
+
+        Raises:
+            OSError: there is no server, and none can be started.
+        """
+        request = Request(
+            needs=tuple(needs),
+            path=_path(),
+            call=pickle.dumps((function, args)),
+            environ={**(os.environ if environ is None else environ), **label(what)},
+            folder=folder or os.getcwd(),
+            argv=sys.argv if argv is None else list(argv),
+            forked=forks(),
+        )
+        sentinel, status = os.pipe()
+        try:
+            with open(os.devnull, "rb+", buffering=0) as null:
+                errors = _if_open(2, null.fileno())
+                self._send(request, [status, *(stdio or (null.fileno(), errors, errors)), *fds])
+        except BaseException:
+            os.close(sentinel)
+            raise
+        finally:
+            os.close(status)
+        return Process(sentinel)
+
+    def prepare(self, needs: Sequence[str] = RANKS_NEED) -> None:
+        """Let the server import these modules now, while nobody waits for a process.
+
+        Raises:
+            OSError: there is no server, and none can be started.
+        """
+        if forks():
+            self._send(Request(needs=tuple(needs), path=_path()), [])
+
+    def fork_here(self) -> None:
+        """Let a fork of this process be the server, for it has imported torch. Only where there is one thread."""
+        channel, theirs = socket.socketpair()
+        self._connection = _Connection(channel)
+        with theirs:
+            if os.fork() == 0:
+                serve_in_fork(theirs)
+
+    def _send(self, request: Request, fds: Sequence[int]) -> None:
+        with self._lock:
+            if self._connection is not None:
+                with suppress(OSError), _undisturbed():  # it may have been ended, as by `minifsdp clean`
+                    send(self._connection.channel, request, fds)
+                    return
+                self._connection.close()
+                if self.process is not None:
+                    self.process.wait()
+            self._connection = _connect()
+            with _undisturbed():
+                send(self._connection.channel, request, fds)
+
+    def _after_fork(self) -> None:
+        """A fork of this program has no server: both would talk to it at once."""
+        if self._connection is not None:
+            self._connection.close()
+        if self.process is not None:
+            self.process.returncode = 0  # it is not this process's child
+        self._lock, self._connection = threading.Lock(), None
+
+
+server = Server()
+os.register_at_fork(after_in_child=server._after_fork)
+
+
+def _connect() -> _Connection:
+    """Start a server."""
+    channel, theirs = socket.socketpair()
+    their_lifeline, lifeline = os.pipe()
+    with theirs, open(their_lifeline, "rb"):
+        fds = [theirs.fileno(), their_lifeline]
+        run = f"from minifsdp.course.warm.server import main; main(*{fds})"
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}; {run}"],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=_neutral() | padded_label(SERVER),
+        )
+    return _Connection(channel, open(lifeline, "wb"), process)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No handler of a signal raises in the middle of a request."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _path() -> list[str]:
+    """This program's `sys.path`, to be used from another folder."""
+    return [each and os.path.abspath(each) for each in sys.path]  # "" is the working directory
+
+
+def _neutral() -> dict[str, str]:
+    """An environment in which the server finds GPUs without initializing the driver, and knows no debug level."""
+    environ = dict.fromkeys(_BY_NVML, "1") | os.environ
+    environ.pop(_PER_PROCESS, None)
+    return environ
+
+
+def _if_open(fd: int, otherwise: int) -> int:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return otherwise
+    return fd

@@ -1,0 +1,217 @@
+"""The server that has imported torch: what it forks, what its forks inherit, and when it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from marked import within
+
+from minifsdp.course.system.housekeeping import LABEL, SERVER, TREE, label
+from minifsdp.course.warm import client
+from minifsdp.course.warm.client import Process, Server
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One with no module but what itself needs, except where a test asks for more."""
+    server = Server()
+    yield server
+    assert server.process is not None
+    server._connection.close()  # type: ignore[union-attr]
+    assert server.process.wait(5) in (0, -signal.SIGKILL)
+
+
+def look(out: int) -> None:
+    """Tell what a process sees of itself, through a file descriptor that came with the request."""
+    told = {
+        "argv": sys.argv,
+        "folder": os.getcwd(),
+        "fds": [fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{fd}")],
+        "environ": {name: os.environ.get(name) for name in ("ADDED", LABEL, TREE)},
+        "leads": os.getsid(0) == os.getpgrp() == os.getpid(),
+        "torch": "torch" in sys.modules,
+        "signals": [signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL, signal.set_wakeup_fd(-1)],
+    }
+    os.write(out, json.dumps(told).encode())
+
+
+def end(how: str) -> None:
+    if how == "raise":
+        raise ValueError("mine")
+    if how == "exit":
+        sys.exit(7)
+    os.kill(os.getpid(), int(how))
+
+
+def wait(*_: Any) -> None:
+    time.sleep(1000)
+
+
+def seen(server: Server, **settings: Any) -> dict[str, Any]:
+    read, write = os.pipe()
+    with open(read, "rb") as out:
+        try:
+            process = server.start("looks", look, fds=(write,), **settings)
+        finally:
+            os.close(write)
+        assert process.wait(30) == 0
+        process.close()
+        return dict(json.loads(out.read()))
+
+
+def test_a_process_is_what_was_asked_for_and_inherits_nothing_else(server: Server, tmp_path: Path) -> None:
+    environ = os.environ | {"ADDED": "é", TREE: "abcd"}
+    told = seen(server, environ=environ, folder=str(tmp_path), argv=["name", "word"], needs=())
+    assert told["argv"] == ["name", "word"]
+    assert told["folder"] == str(tmp_path)
+    assert len(told["fds"]) == 4, "three streams and the one that was sent"
+    assert told["environ"]["ADDED"] == "é"
+    assert told["environ"][TREE] == "abcd"
+    assert json.loads(told["environ"][LABEL])["what"] == "looks"
+    assert told["leads"]
+    assert told["signals"] == [True, -1]
+    assert not told["torch"]
+    assert LABEL not in os.environ
+
+
+def test_it_imports_what_is_needed_once_and_has_one_thread_and_no_cuda_before_and_after(server: Server) -> None:
+    def threads() -> int:
+        assert server.process is not None
+        return len(os.listdir(f"/proc/{server.process.pid}/task"))
+
+    assert seen(server, needs=())["torch"] is False
+    for _ in range(2):
+        assert seen(server, needs=client.RANKS_NEED)["torch"]
+        assert threads() == 1
+    assert seen(server, needs=())["torch"], "the server has it from now on"
+    assert seen(server, needs=("no_such_module",))["torch"]
+
+
+def test_it_imports_ahead_of_a_request_what_it_is_told_to() -> None:
+    server = Server()
+    server.prepare(("torch",))
+    assert seen(server, needs=())["torch"]
+    server._connection.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("how", "code"), [("raise", 1), ("exit", 7), ("9", -9), ("15", -15)])
+def test_the_exit_code_is_told(server: Server, how: str, code: int, tmp_path: Path) -> None:
+    with open(tmp_path / "errors", "wb+") as errors:
+        stdio = (os.open(os.devnull, os.O_RDONLY), errors.fileno(), errors.fileno())
+        process = server.start("ends", end, how, stdio=stdio, needs=())
+        assert process.wait(30) == process.poll() == code
+        process.kill()
+        process.close()
+        os.close(stdio[0])
+    assert (tmp_path / "errors").read_text().endswith("ValueError: mine\n") == (how == "raise")
+
+
+def label_shown(process: Process) -> dict[str, str]:
+    return {name: text for name, text in psutil.Process(process.pid).environ().items() if name in (LABEL, TREE)}
+
+
+def test_the_system_shows_each_forks_own_label(server: Server) -> None:
+    checks = [server.start(f"check {n}", wait, environ=os.environ | {TREE: str(n)}, needs=()) for n in range(3)]
+    plain = server.start("a rank", wait, needs=())
+    try:
+        within(5, lambda: "a rank" in label_shown(plain)[LABEL])
+        assert TREE not in label_shown(plain)
+        for number, check in enumerate(checks):
+            shown = label_shown(check)
+            assert shown[TREE] == str(number)
+            assert json.loads(shown[LABEL]) == json.loads(label(f"check {number}")[LABEL])
+        assert server.process is not None
+        assert json.loads(psutil.Process(server.process.pid).environ()[LABEL])["what"] == SERVER
+    finally:
+        for each in (*checks, plain):
+            each.kill()
+            assert each.wait(5) == -signal.SIGKILL
+            each.close()
+
+
+def test_a_starter_with_a_long_name_keeps_the_servers_label(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = server.start(1000 * "x", wait, needs=())
+    try:
+        time.sleep(0.1)
+        assert json.loads(label_shown(process)[LABEL])["what"] == SERVER
+    finally:
+        process.kill()
+        process.wait()
+        process.close()
+
+
+def test_nobody_else_can_reach_it(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    seen(server, needs=())
+    assert server.process is not None
+    sockets = psutil.Process(server.process.pid).net_connections("unix")
+    assert [each.laddr for each in sockets] == [""], "a socket with a name"
+    assert not list(tmp_path.iterdir())
+
+
+SCRIPT = """
+    import os, sys, time
+    from minifsdp.course.warm.client import server
+    sys.path.insert(0, os.getcwd())
+    process = server.ask("waits", time.sleep, 1000, needs={needs})
+    print(server.process.pid, flush=True)
+    if not {needs}:
+        process.started()
+        print(process.pid, flush=True)
+    time.sleep({sleep})
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, 0])
+@pytest.mark.parametrize("importing", [True, False])
+def test_it_ends_with_its_program(number: int, importing: bool, tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time; open('imports', 'w').close(); time.sleep(1000)")
+    script = SCRIPT.format(needs=("slow_to_import",) if importing else (), sleep=1000 if number else 0)
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        server = psutil.Process(int(parent.stdout.readline()))
+        if importing and number:
+            within(30, (tmp_path / "imports").exists)
+        forked = [] if importing else [psutil.Process(int(parent.stdout.readline()))]
+        if number:
+            parent.send_signal(number)
+        parent.wait(20)
+    within(3, lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
+    for each in forked:  # what it does, and when it ends, is its own matter: ranks and checks have lifelines
+        each.kill()
+
+
+def test_a_fork_of_the_program_asks_a_server_of_its_own(server: Server) -> None:
+    before = client.server.start("nothing", end, "9", needs=())
+    before.close()
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            mine = client.server.start("nothing", end, "9", needs=())
+            assert client.server.process is not None
+            os.write(write, f"{mine.wait(20)} {client.server.process.pid}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read) as said:
+        code, pid = said.read().split()
+    os.waitpid(child, 0)
+    assert client.server.process is not None
+    assert (int(code), int(pid) != client.server.process.pid) == (-9, True)
+    after = client.server.start("nothing", end, "9", needs=())
+    assert after.wait(20) == -9
+    after.close()
