@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from minifsdp.course.workshop import catalogue, copies, progress, saved, scores
 from minifsdp.course.workshop.catalogue import EXERCISE, Notebook, cells_with, labs_folder, read_notebook, source_of
 from minifsdp.course.workshop.notebook import FAILED
 from minifsdp.course.workshop.process import Verdict
-from minifsdp.course.workshop.references import find_reference, is_blank
+from minifsdp.course.workshop.references import find_reference, is_blank, lab_references
 from minifsdp.course.workshop.submission import Submission
 
 REFERENCE = find_reference("4.1")
@@ -216,6 +218,52 @@ def test_check_takes_setup_and_cell_by_their_tags(lab: Run, verdict: list[Submis
     write("def (", path=f"there/{COPY}")
     lab("check", "4.1", f"there/{COPY}")
     assert len(verdict) == 2, "what is no Python goes to the check, which says so"
+
+
+def test_check_of_a_lab_is_of_each_exercise(lab: Run, verdict: list[Submission]) -> None:
+    lab("start", "04")
+    write(WRONG)
+    write(f'@exercise("4.2")\n{find_reference("4.2").source}', "4.2")
+    code, said = lab("check", "4")
+    assert code == 1
+    assert [each.exercise for each in verdict] == ["4.1", "4.2"]
+    assert re.findall(r"4\.\d \w+: [a-z]+", said) == [
+        *("4.1 pad_and_chunk: yours", f"4.2 {find_reference('4.2').name}: yours"),
+        *(f"{ref.id} {ref.name}: not" for ref in lab_references("04")[2:]),
+    ]
+    write(RIGHT)
+    assert lab("check", "04")[0] == 0
+
+
+def test_a_watched_notebook_is_checked_at_first_and_where_a_save_has_changed_it(
+    lab: Run, verdict: list[Submission], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab("start", "04")
+    second = f'@exercise("4.2")\n{find_reference("4.2").source}'
+
+    def saves() -> Iterator[Callable[[], Any]]:
+        yield lambda: write(WRONG)
+        yield lambda: Path(COPY).touch()
+        yield lambda: write(second, "4.2")
+        yield lambda: Path(COPY).rename("aside")  # as an editor may, in a save
+        yield lambda: Path(COPY).write_text('{"cells": [')
+        yield lambda: Path("aside").replace(COPY)
+        yield lambda: write(RIGHT)
+
+    left = saves()
+
+    def save(_: float) -> None:
+        try:
+            next(left)()
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(saved, "time", SimpleNamespace(sleep=save))
+    monkeypatch.setattr(sys, "argv", ["minifsdp", "lab", "check", "--watch", "04"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 130
+    assert [(each.exercise, each.cell) for each in verdict] == [("4.1", WRONG), ("4.2", second), ("4.1", RIGHT)]
 
 
 def test_check_in_a_fresh_process(lab: Run) -> None:

@@ -108,25 +108,42 @@ def update(lab: Lab, folder: Folder = HERE) -> None:
 
 @app.command()
 def check(
-    exercise: Exercise,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID|NN",
+            help="An exercise, such as 5.2; or a lab, such as 05, for all its exercises.",
+            autocompletion=lambda incomplete: _labs(incomplete) + _exercises(incomplete),
+        ),
+    ],
     notebook: Annotated[Path | None, typer.Argument(help="Default: the notebook of that lab in this folder.")] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Then wait, and check each answer that you change and save; end by Ctrl-C.")
+    ] = False,
 ) -> None:
-    """Check the last saved version of an answer in a fresh process, as its notebook does.
+    """Check the last saved version of answers, each in a fresh process, as their notebook does.
 
-    The exit code is 1 if the answer does not pass, and 0 if it passes or is still blank.
+    The exit code is 1 if an answer does not pass, and 0 if all pass or are still blank.
 
     Example: minifsdp lab check 5.2
     """
-    from minifsdp.course.workshop.references import find_reference, lab_of
-    from minifsdp.course.workshop.saved import check_saved
+    from minifsdp.course.workshop.process import FEWEST_NEED, prepare
 
+    prepare(FEWEST_NEED)  # while this command reads the notebook
+    from minifsdp.course.workshop.references import find_reference, lab_of, lab_references
+    from minifsdp.course.workshop.saved import check_saved, saves
+
+    failures = 0
     with _refusing():
-        find_reference(exercise)
-        path = notebook or copies.find_copy(lab_of(exercise), HERE)
+        whole = [] if "." in what else lab_references(catalogue.as_named(what))
+        exercises = [ref.id for ref in whole or [find_reference(what)]]
+        path = notebook or copies.find_copy(lab_of(exercises[0]), HERE)
         with cleaning_up():
-            text, failed = check_saved(exercise, path)
-    print(text)
-    raise typer.Exit(int(failed))
+            for exercise in saves(path, exercises) if watch else exercises:
+                text, failed = check_saved(exercise, path)
+                print(text, flush=True)
+                failures += failed
+    raise typer.Exit(int(failures > 0))
 
 
 @app.command()

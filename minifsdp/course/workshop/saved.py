@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +15,9 @@ from minifsdp.course.workshop.notebook import BLANK, record_verdict, show_time
 from minifsdp.course.workshop.process import run_check
 from minifsdp.course.workshop.references import find_reference, is_blank
 from minifsdp.course.workshop.store import Store
+from minifsdp.course.workshop.submission import Submission
+
+POLL_SECONDS = 0.2
 
 
 def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
@@ -31,3 +37,19 @@ def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
         return f"{exercise} {ref.name}: {BLANK}", False
     verdict = run_check(submission, alive=partial(show_time, exercise) if sys.stdout.isatty() else lambda _: None)
     return record_verdict(submission, verdict, store), verdict.state != "passed"
+
+
+def saves(notebook: Path, exercises: Sequence[str]) -> Iterator[str]:
+    """The exercises to check: at first all, and from then on, without an end, each whose answer a save has changed.
+
+    Raises:
+        ValueError, OSError: as for `check_saved`, at first; later a notebook that cannot be read is being saved.
+    """
+    before: dict[str, Submission] = {}
+    while True:
+        with suppress(*([ValueError, OSError] if before else [])):
+            now = {exercise: answer_in(notebook, exercise) for exercise in exercises}
+            changed = [exercise for exercise in exercises if now[exercise] != before.get(exercise)]
+            before = now
+            yield from changed
+        time.sleep(POLL_SECONDS)
