@@ -99,12 +99,12 @@ def test_what_a_killed_script_leaves_is_found_and_ended_without_asking(
     parent.wait()
     assert parent.stdout is not None
     parent.stdout.close()
-    within(5, lambda: found(marker).keys() == {"rank 1 of 2", SERVER})  # the fork of rank 1, and the server it holds
+    within(5, lambda: found(marker).keys() == {"rank 1 of 2"})  # its fork; the server has ended
     assert not any(each.in_use for each in found(marker).values())
     assert any(
         f"rank 1 of 2 train.py ({parent.pid}, gone)" in line for line in command(monkeypatch, capsys, marker, "ps")
     )
-    assert len(command(monkeypatch, capsys, marker, "clean")) == 2
+    assert len(command(monkeypatch, capsys, marker, "clean")) == 1
     assert not marked(marker)
     assert command(monkeypatch, capsys, marker, "ps") == ["you have no minifsdp processes"]
     assert command(monkeypatch, capsys, marker, "clean") == ["nothing was ended"]
@@ -215,7 +215,7 @@ def test_ten_kernels_at_once_neither_collide_nor_leave_anything(marker: str, tmp
     try:
         for cells in ([RANKS] * 10, [SETUP] * 10, [RIGHT] * 10, [RANKS] * 10):
             requests = [kernel.begin(cell) for kernel, cell in zip(kernels, cells, strict=True)]
-            said = {kernel.end(request) for kernel, request in zip(kernels, requests, strict=True)}
+            said = {kernel.end(request).rpartition("\r")[2] for kernel, request in zip(kernels, requests, strict=True)}
             assert len(said) == 1, said
             assert said.pop().startswith(("[0, 1]", "4.1 pad_and_chunk: yours: passed")) or cells[0] == SETUP
         requests = [kernel.begin(HANG) for kernel in kernels]

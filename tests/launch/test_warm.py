@@ -128,6 +128,7 @@ def test_the_system_shows_each_forks_own_label(server: Server) -> None:
         within(5, lambda: "a rank" in label_shown(plain)[LABEL])
         assert TREE not in label_shown(plain)
         for number, check in enumerate(checks):
+            within(5, lambda check=check: TREE in label_shown(check))
             shown = label_shown(check)
             assert shown[TREE] == str(number)
             assert json.loads(shown[LABEL]) == json.loads(label(f"check {number}")[LABEL])

@@ -5,6 +5,8 @@ This module imports nothing slow, so that Ctrl-C is handled first.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 from importlib import import_module
 
@@ -21,6 +23,7 @@ def main(program: str = "minifsdp.course.cli.commands") -> None:
     from minifsdp.course.cli.signals import end_when_interrupted
 
     end_when_interrupted()
+    atexit.register(gc.freeze)  # or Python looks through all of torch's objects once more: half a second
     with going_on():
         try:
             from minifsdp.course.cli.commands import run

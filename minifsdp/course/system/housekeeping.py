@@ -122,7 +122,7 @@ def _label_of(process: psutil.Process) -> dict[str, Any] | None:
 
 
 def _what(process: psutil.Process, said: str) -> str:
-    """What a labelled process is: ours, or some program that one of ours has started."""
+    """The name of a labelled process: its role, and its program if that is one that ours has started."""
     command = " ".join(process.cmdline())
     ours = "minifsdp.course.warm" in command or "minifsdp.course.workshop.child" in command
     return said if ours else f"{said}: {process.name()}"

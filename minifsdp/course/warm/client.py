@@ -30,7 +30,7 @@ _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def forks() -> bool:
-    """Whether a process can be a fork: Apple's frameworks do not survive one, and on macOS each imports torch."""
+    """True if a process can be a fork: Apple's frameworks do not survive one, and on macOS each imports torch."""
     return sys.platform != "darwin"
 
 
@@ -49,7 +49,7 @@ class Process:
         self._said = b""
 
     def started(self, seconds: float | None = None) -> bool:
-        """Whether the process has started within `seconds`: the server may have modules to import first.
+        """True if the process has started within `seconds`: the server may have modules to import first.
 
         Raises:
             ConnectionError: the server ended before that.

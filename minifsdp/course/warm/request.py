@@ -1,4 +1,4 @@
-"""What is asked of the server, and how a new process carries it out."""
+"""A request to the server, and how a new process carries it out."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import select
@@ -94,6 +95,7 @@ def import_all(request: Request) -> None:
     for name in request.needs:
         with suppress(Exception):
             importlib.import_module(name)
+    gc.freeze()  # a fork that looks through all this, as at its end, would get copies of its pages
 
 
 def _spawn(request: Request, fds: Sequence[int]) -> int:
