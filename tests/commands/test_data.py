@@ -16,6 +16,7 @@ from torch import nn
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import END_OF_TEXT, Corpus, batches, load_text, shard
 from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.ladder.outline import count_elements, outline
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +172,20 @@ def test_default_sizes_make_sharding_pad() -> None:
     assert blocks == [12 * width**2 + 13 * width] * 6
     assert model.embed.num_embeddings == 257
     assert width % model.blocks[0].heads == 0
+
+
+def test_an_outline_has_the_model_s_shapes_and_draws_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the meta device torch imports its compiler for `normal_`, which takes half a second."""
+    sizes: dict[str, int] = {"width": 6, "context": 3, "heads": 2}
+    model = GPT(layers=2, **sizes)
+    monkeypatch.setattr(torch.Tensor, "normal_", lambda *_, **__: pytest.fail("numbers were drawn"))
+    drawn = outline(layers=2, **sizes)
+    assert [p.shape for p in drawn.parameters()] == [p.shape for p in model.parameters()]
+    assert all(p.is_meta for p in drawn.parameters())
+    assert count_elements(2, **sizes) == numel(model)
+    assert count_elements(10**6, **sizes) - count_elements(10**6 - 1, **sizes) == numel(model.blocks[0])
+    with pytest.raises(ValueError, match="cannot be divided into 5 heads"):
+        outline(width=6, heads=5)
 
 
 def test_tied_weights_are_one_parameter() -> None:

@@ -30,7 +30,7 @@ from minifsdp.course.system.whole_files import UndeliveredError
 if TYPE_CHECKING:
     from minifsdp.course.ladder.run import Plan
 
-DEFAULT = Settings()
+DEFAULT = Settings(steps=10)  # enough for a median, since the rungs take each step in turn
 OTHERS = {axis: Settings.on(axis) for axis in AXES if axis != DEFAULT.axis}
 
 

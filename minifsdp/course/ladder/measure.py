@@ -74,10 +74,15 @@ class Settings:
         formula = self.rung(name).bubble
         return formula(self.ranks) if formula is not None else 0.0
 
+    @property
+    def shape(self) -> dict[str, int | None]:
+        """The sizes of the model, as `GPT` takes them."""
+        return {"width": self.width, "layers": self.layers, "heads": self.heads, "context": self.context}
+
     def model(self) -> GPT:
         """The same parameters on every rank and every rung."""
         torch.manual_seed(self.seed)
-        return GPT(width=self.width, layers=self.layers, heads=self.heads, context=self.context)
+        return GPT(**self.shape)  # type: ignore[arg-type]
 
     def build(self, rung: str, where: torch.device, other: str = "") -> Trainer:
         """A fresh model on a rung, or on one of its variants."""

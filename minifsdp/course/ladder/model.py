@@ -39,14 +39,6 @@ class Block(nn.Module):
         return attended
 
 
-def count_elements(layers: int, **sizes: int | None) -> int:
-    """Elements of all parameters of a GPT of these sizes; nothing is allocated, however many there are."""
-    with torch.device("meta"):
-        one, two = (GPT(layers=number, **sizes) for number in (1, 2))  # type: ignore[arg-type]
-    first, both = (sum(p.numel() for p in model.parameters()) for model in (one, two))
-    return first + (layers - 1) * (both - first)
-
-
 class GPT(nn.Module):
     """A decoder-only transformer that ends in its loss (GPT-2's arrangement, with learned positions).
 

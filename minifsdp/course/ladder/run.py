@@ -19,7 +19,7 @@ from minifsdp.course.ladder import data
 from minifsdp.course.ladder.axes import AXES
 from minifsdp.course.ladder.data import Corpus
 from minifsdp.course.ladder.measure import Settings, run_rungs, train_alone
-from minifsdp.course.ladder.model import count_elements
+from minifsdp.course.ladder.outline import count_elements, outline
 from minifsdp.course.ladder.rungs import Sizes, closed_form_setting, sizes_of
 from minifsdp.course.launch import launch
 from minifsdp.course.launch.world import Device, World, choose_world, is_first
@@ -77,8 +77,7 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
     settings.batches()
     elements = count_elements(settings.layers, width=settings.width, context=settings.context)
     check_host_memory(elements, ADAMW_BYTES if world.device == "cpu" else 4)
-    with torch.device("meta"):
-        sizes = sizes_of(settings.model())
+    sizes = sizes_of(outline(**settings.shape))
     left_out = _left_out(settings, AXES[settings.axis].faults(sizes, settings.ranks))
     settings = replace(settings, rungs=tuple(name for name in settings.rungs if name not in left_out))
     check_writable(out)

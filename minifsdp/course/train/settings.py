@@ -13,7 +13,8 @@ import torch
 
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Corpus
-from minifsdp.course.ladder.model import GPT, count_elements
+from minifsdp.course.ladder.model import GPT
+from minifsdp.course.ladder.outline import count_elements
 from minifsdp.course.system.resources import check_counts, check_seed
 from minifsdp.fsdp import BackwardPrefetch, ShardingStrategy
 
