@@ -20,8 +20,11 @@ from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import RUNGS, closed_form_setting
 from minifsdp.course.ladder.tables import ladder_table
 from minifsdp.course.launch.world import choose_world
+from minifsdp.course.system.housekeeping import find_processes
 
 SMALL = ["--layers", "3", "--width", "35", "--context", "16"]  # no unit of this size is divisible by 2, 3 or 4
+STEPS = 8
+BUSY = 0.5  # seconds of a rank's own time: it is ready after half of that
 SCHEDULES = ["fsdp", "fsdp-overlap", "fsdp-prefetch", "fsdp-limit"]
 
 
@@ -37,7 +40,7 @@ def climb(out: Path, **settings: Any) -> dict:
 @pytest.fixture(scope="module", params=[2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4))])
 def record(request, tmp_path_factory):
     """Every rung on N ranks. On other numbers than two, a normal run takes a few steps of a few rungs (below)."""
-    return climb(tmp_path_factory.mktemp("ladder"), ranks=request.param)
+    return climb(tmp_path_factory.mktemp("ladder"), ranks=request.param, steps=STEPS)
 
 
 def by_name(record):
@@ -52,13 +55,13 @@ def padded(record):
 
 def test_record_is_complete(record):
     assert list(by_name(record)) == list(RUNGS)
-    assert record["steps"] == 20 == len(record["reference_losses"])
+    assert record["steps"] == STEPS == len(record["reference_losses"])
     assert sum(record["units"]) == record["parameters"]
     assert not [numel for numel in record["units"] for n in (2, 3, 4) if numel % n == 0]
     assert record["backend"] == "gloo"
     assert record["data"]["bytes"] > 0
     for rung in record["rungs"]:
-        assert len(rung["step_seconds"]) == 20
+        assert len(rung["step_seconds"]) == STEPS
         assert len(rung["bytes"]) == len(rung["predicted"]) == record["ranks"]
         assert set(rung["bytes"][0]) == {*rung["predicted"][0], "peak"}
         assert rung["cuda"] is None, "there is no caching allocator on CPU"
@@ -254,6 +257,12 @@ def test_more_ranks_than_gpus(monkeypatch, capsys, tmp_path):
     assert "there is 1 GPU for 2 ranks: use --share-gpu" in refused(monkeypatch, capsys, "--device", "cuda")
 
 
+def training(pid: int) -> bool:
+    """Whether both ranks of this command are in the middle of their steps."""
+    ranks = [each.process for each in find_processes() if each.starter_pid == pid and each.what.endswith(" of 2")]
+    return len(ranks) == 2 and all(rank.cpu_times().user > BUSY for rank in ranks)
+
+
 @pytest.mark.parametrize(
     ("signum", "code"),
     [
@@ -263,17 +272,15 @@ def test_more_ranks_than_gpus(monkeypatch, capsys, tmp_path):
     ],
 )
 def test_interrupted_it_leaves_no_process_and_no_file(tmp_path, signum, code):
-    command = [sys.executable, "-m", "minifsdp", "ladder", *SMALL, "--steps", "10000", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "minifsdp", "ladder", *SMALL, "--steps", "50", "--out", str(tmp_path / "out")]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "MINIFSDP_DEVICE": "cpu"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 60
-    ranks: list[psutil.Process] = []
-    while len(ranks) < 3 and time.monotonic() < deadline:  # the fork server and two ranks
-        time.sleep(0.2)
-        ranks = psutil.Process(process.pid).children(recursive=True)
-    time.sleep(2)
+    while not training(process.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     ranks = psutil.Process(process.pid).children(recursive=True)
-    assert len(ranks) >= 3
+    assert len(ranks) >= 3, "the server and two ranks"
     process.send_signal(signum)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == code, errors
