@@ -6,12 +6,17 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from minifsdp.course import cli
 from minifsdp.course.cli import commands, lab
+from minifsdp.course.warm.client import RANKS_NEED
 
 
 def minifsdp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -44,6 +49,31 @@ def test_what_it_says_to_start_with_is_there(
         name = words.split()[1]
         assert name in commands.COMMANDS or name in ("COMMAND", "--install-completion")
     assert "Commands:" in minifsdp(monkeypatch, capsys, "--help")
+
+
+def test_the_server_imports_what_ranks_need_while_the_command_imports_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for a command's help, nor under torchrun, where this process is a rank."""
+    asked: list[str] = []
+    monkeypatch.setattr(commands.server, "prepare", asked.extend)
+    monkeypatch.setattr(commands, "import_module", lambda name: asked.append(name) or import_module(name))
+    monkeypatch.setattr(sys, "argv", ["minifsdp", "ladder"])
+    group: Any = typer.main.get_command(commands.app)
+    for name, command in commands.COMMANDS.items():
+        asked.clear()
+        group.get_command(None, name)
+        *needed, module = asked
+        assert module.endswith(command.module)
+        ours = [each for each in needed if each not in RANKS_NEED]
+        assert bool(ours) == bool(command.ranks_need)
+        assert all(find_spec(each) for each in ours)
+    for where in ({"RANK": "0"}, {}):
+        asked.clear()
+        monkeypatch.delenv("RANK", raising=False)
+        for name, value in where.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["minifsdp", "ladder", *([] if where else ["--help"])])
+        group.get_command(None, "ladder")
+        assert len(asked) == 1, "the command's own module"
 
 
 COMMANDS = [(name,) for name in commands.COMMANDS]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
@@ -11,20 +13,28 @@ from typer.core import TyperCommand, TyperGroup
 
 from minifsdp.course.cli.common import fail, new_app
 from minifsdp.course.cli.signals import INTERRUPTED
+from minifsdp.course.warm.client import RANKS_NEED, server
 
 
 class Command(NamedTuple):
-    """A command: its module, and its line in the list of commands."""
+    """A command.
+
+    Attributes:
+        module: defines it.
+        says: its line in the list of commands.
+        ranks_need: modules that its ranks import; empty: it has none.
+    """
 
     module: str
     says: str
+    ranks_need: tuple[str, ...] = ()
 
 
 COMMANDS = {
-    "ladder": Command("ladder", "train one model on every rung; show memory, time and traffic"),
+    "ladder": Command("ladder", "train one model on every rung; show memory, time and traffic", ("ladder.measure",)),
     "lab": Command("lab", "start a lab, check an answer, get a hint, mark"),
-    "train": Command("train", "train with any strategy, precision and schedule, with checkpoints"),
-    "bench": Command("bench", "compare our step with torch's, in seconds and bytes"),
+    "train": Command("train", "train with any strategy, precision and schedule, with checkpoints", ("train.loop",)),
+    "bench": Command("bench", "compare our step with torch's, in seconds and bytes", ("bench.compete",)),
     "doctor": Command("doctor", "check this machine: hardware, ranks, bandwidth"),
     "ps": Command("processes", "list your own ranks and servers"),
     "clean": Command("processes", "end leftover ranks and servers"),
@@ -59,6 +69,7 @@ class _Commands(TyperGroup):
             return None
         if self._completing:
             return TyperCommand(cmd_name, help=COMMANDS[cmd_name].says)
+        _prepare_ranks(COMMANDS[cmd_name])
         apps = import_module(f"{__package__}.{COMMANDS[cmd_name].module}").APPS
         return typer.main.get_command(apps[cmd_name])
 
@@ -75,6 +86,13 @@ app = new_app(
 @app.callback()
 def _commands() -> None:
     """Make this a program of several commands."""
+
+
+def _prepare_ranks(command: Command) -> None:
+    """Let the server import what the ranks will need while this process imports what the command needs."""
+    if command.ranks_need and "--help" not in sys.argv and "RANK" not in os.environ:
+        with suppress(OSError):  # a launch will say that there is none
+            server.prepare((*RANKS_NEED, *(f"minifsdp.course.{module}" for module in command.ranks_need)))
 
 
 def run(app: typer.Typer) -> NoReturn:

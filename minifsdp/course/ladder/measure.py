@@ -27,6 +27,7 @@ from minifsdp.course.ladder.rungs import RUNGS, Rung, Trainer, plain
 from minifsdp.course.ladder.step import align, take_step
 from minifsdp.course.ladder.traced import NAMES, trace_step
 from minifsdp.course.launch import rank_device, report
+from minifsdp.course.launch.group import share_cores
 from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_first, parse_link
 from minifsdp.course.system.resources import check_names
 from minifsdp.course.watch.cuda_memory import MemoryHistory, clear_cache
@@ -112,6 +113,7 @@ class Settings:
 
 def train_alone(settings: Settings) -> list[float]:
     """Train in one process on the whole batch; return the loss of each step."""
+    share_cores(settings.ranks)  # as many threads as a rank has, so that kernels sum in the same order
     where = rank_device()
     trainer = plain(settings.model().to(where))
     return [float(take_step(trainer, batch, where)) for batch in settings.batches()]
