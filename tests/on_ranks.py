@@ -157,7 +157,7 @@ _meshes: dict[tuple[tuple[int, ...], tuple[str, ...]], Any] = {}
 def mesh_of(shape: tuple[int, ...], *names: str) -> Any:
     """A mesh of all ranks of the launch, made once: most of a small check's time would go into process groups."""
     if (shape, names) not in _meshes:
-        _meshes[shape, names] = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        _meshes[shape, names] = init_device_mesh("cpu", shape, mesh_dim_names=names or None)
     return _meshes[shape, names]
 
 

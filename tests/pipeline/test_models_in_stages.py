@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from in_stages import InStages
-from on_ranks import Checks, shared_folder
+from on_ranks import Checks, mesh_of, shared_folder
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from transformers_models import MODELS, VOCABULARY
 
 from minifsdp import comm
@@ -95,7 +94,7 @@ def the_courses_gpt(name: str, tied: bool) -> None:
 @check(ranks=4, how=("ddp", "fsdp2", "zero1"))
 def a_tied_weight_under_data_parallelism(how: str) -> None:
     """Three steps on two replicas of two stages: the copies stay one weight. One all-reduce more in each step."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    mesh = mesh_of((2, 2), "dp", "pp")
     dp = mesh["dp"].get_group()
 
     def wrap(module: nn.Module) -> Any:

@@ -11,10 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from in_stages import SCHEDULES, InStages
-from on_ranks import Checks
+from on_ranks import Checks, mesh_of
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import mse_loss
 
 from minifsdp import comm, pipeline
@@ -137,7 +136,7 @@ def messages_of_a_step(micros: int) -> None:
 @check(ranks=4, name=("gpipe", "1f1b", "zb-h1", "interleaved", "zbv"), how=("ddp", "torch's ddp", "fsdp2", "zero1"))
 def data_parallel_inside_a_stage(name: str, how: str) -> None:
     """Reduced once in a step, whatever the number of micro-batches."""
-    mesh, micros = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp")), 4
+    mesh, micros = mesh_of((2, 2), "dp", "pp"), 4
     dp = mesh["dp"].get_group()
 
     def wrap(module: nn.Module) -> Any:
@@ -180,7 +179,7 @@ TORCHS: dict[str, dict[str, Any]] = {
 @check(ranks=4, name=("1f1b", "zb-h1"), options=TORCHS)
 def torchs_ddp_inside_a_stage(name: str, options: dict[str, Any]) -> None:
     """It calls its communication hook once in a step for each bucket, unless the user has switched reductions off."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    mesh = mesh_of((2, 2), "dp", "pp")
     dp = mesh["dp"].get_group()
     called: list[int] = []
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from in_stages import InStages
-from on_ranks import Checks
+from on_ranks import Checks, mesh_of
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 from minifsdp import comm
 from minifsdp.course.ladder import pipeline as form
@@ -104,7 +103,7 @@ def data_parallel(how: str, mesh: Any, module: nn.Module) -> Any:
 )
 def collectives_of_data_parallelism(name: str, how: str, micros: int = 4) -> None:
     """On two replicas of two ranks: each bucket or unit is gathered and reduced as often as the closed form says."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    mesh = mesh_of((2, 2), "dp", "pp")
     dp = mesh["dp"].get_group()
     ours = Ours(name, micros, mesh["pp"].get_group(), lambda module: data_parallel(how, mesh["dp"], module))
     kind = {"zero1": Zero1Optimizer, "zero2": Zero2Optimizer}.get(how)

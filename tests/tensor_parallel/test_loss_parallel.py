@@ -9,9 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from on_ranks import Checks
+from on_ranks import Checks, mesh_of
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from minifsdp import comm
@@ -23,7 +22,7 @@ TOKENS = 10
 
 
 def mesh() -> Any:
-    return init_device_mesh("cpu", (dist.get_world_size(),))
+    return mesh_of((dist.get_world_size(),))
 
 
 def logits(*shape: int, scale: float = 30.0) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import Checks
+from on_ranks import Checks, mesh_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -36,7 +36,7 @@ PLAN = {"up": ColwiseParallel(), "down": RowwiseParallel()}
 
 
 def mesh() -> Any:
-    return init_device_mesh("cpu", (dist.get_world_size(),))
+    return mesh_of((dist.get_world_size(),))
 
 
 class MLP(nn.Module):

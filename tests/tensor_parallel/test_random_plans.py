@@ -10,9 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.tensor.parallel as theirs
-from on_ranks import TORCH, Checks
+from on_ranks import TORCH, Checks, mesh_of
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from tp_small_model import whole
 
@@ -54,7 +53,7 @@ def a_plan(seed: int) -> None:
     x = torch.randn(6, 12, alone[0].in_features, dtype=torch.float64)
     cut = styles[0][1]["input_layouts"].is_shard()
     mine = x.chunk(dist.get_world_size())[dist.get_rank()] if cut else x
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = mesh_of((dist.get_world_size(),))
     *expected, gradient = run(alone, x)
     for lib in LIBRARIES:
         plan = {str(number): getattr(lib, kind)(**options) for number, (kind, options) in enumerate(styles) if kind}

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from on_ranks import Checks
+from on_ranks import Checks, mesh_of
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from tp_beside_torch import compare
 
@@ -23,7 +22,7 @@ LAYOUTS = {"default": None, "whole": Replicate(), "rows": Shard(0), "middle": Sh
 
 
 def mesh() -> Any:
-    return init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    return mesh_of((torch.distributed.get_world_size(),))
 
 
 def data(requires_grad: bool = True) -> Tensor:

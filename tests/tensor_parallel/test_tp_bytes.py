@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import Checks
+from on_ranks import Checks, mesh_of
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp.course.ladder.activations import Cut, Sizes, kept_by_block
@@ -40,9 +39,9 @@ def settings_of(ranks: int, case: dict[str, Any]) -> Settings:
     return replace(settings, rungs=tuple(name for name in settings.rungs if name not in faults))
 
 
-def measured() -> list[dict[str, dict[str, int]]]:
+def measured(cases: list[dict[str, Any]]) -> list[dict[str, dict[str, int]]]:
     found, where = [], rank_device()
-    for case in CASES:
+    for case in cases:
         settings = settings_of(dist.get_world_size(), case)
         rows = {name: batches[0] for name, batches in replace(settings, steps=1).shares(dist.get_rank(), where).items()}
         builds = {name: partial(settings.build, name, where) for name in settings.rungs}
@@ -50,11 +49,21 @@ def measured() -> list[dict[str, dict[str, int]]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
-def test_measured_is_predicted_to_the_byte(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "cases"),
+    [
+        pytest.param(2, CASES, id="2"),
+        pytest.param(4, CASES[:1], id="4"),
+        pytest.param(4, CASES[1:], id="4, large messages", marks=pytest.mark.wide),
+        *(pytest.param(ranks, CASES, id=str(ranks), marks=pytest.mark.slow) for ranks in (1, 3)),
+    ],
+)
+def test_measured_is_predicted_to_the_byte(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, cases: list[dict[str, Any]]
+) -> None:
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
-    for rank, cases in enumerate(launch(measured, ranks, timeout=300)):
-        for case, found in zip(CASES, cases, strict=True):
+    for rank, of_cases in enumerate(launch(measured, ranks, cases, timeout=300)):
+        for case, found in zip(cases, of_cases, strict=True):
             settings = settings_of(ranks, case)
             setting = replace(closed_form_setting(ranks), rank=rank, batch=settings.batch)
             assert ("tp-fsdp2" in found) == (ranks == 4)
@@ -82,7 +91,7 @@ def kept(cut: Cut, dtype: torch.dtype) -> tuple[int, list[int]]:
     """What a block adds to the ledger, whose output takes its input's place; the storages that autograd saves."""
     with Ledger() as ledger:
         model = GPT(width=WIDTH, layers=2, heads=HEADS, context=CONTEXT).to(dtype)
-        mesh = init_device_mesh("cpu", (cut.ranks,))
+        mesh = mesh_of((cut.ranks,))
         first, second = parallelize_gpt(model, mesh, cut.sequence, cut.regather).blocks
         if cut.recomputed:
             recomputed(second)

@@ -10,8 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import Checks
-from torch.distributed.device_mesh import init_device_mesh
+from on_ranks import Checks, mesh_of
 from torch.distributed.tensor import Partial, Replicate
 
 from minifsdp import comm
@@ -39,11 +38,11 @@ def gpt(layers: int = 2) -> GPT:
 
 
 def cut(layers: int = 2, **options: bool) -> Any:
-    return parallelize_gpt(gpt(layers), init_device_mesh("cpu", (dist.get_world_size(),)), **options)
+    return parallelize_gpt(gpt(layers), mesh_of((dist.get_world_size(),)), **options)
 
 
 def cut_and_sharded() -> Any:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = mesh_of((2, 2), "dp", "tp")
     model = parallelize_gpt(gpt(), mesh["tp"], sequence=True)
     for block in model.blocks:
         fully_shard(block, mesh=mesh["dp"])
