@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,17 @@ UPSTAIRS = [p for p in sorted(PACKAGE.rglob("*.py")) if "course" not in p.parts 
 COURSE = sorted((PACKAGE / "course").rglob("*.py"))
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
+@cache
 def imports(path: Path) -> set[str]:
     """Qualified names of all that a file imports, relative ones resolved."""
     package = path.relative_to(PACKAGE.parent).parts[:-1]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -69,7 +76,7 @@ LONGER = {"course/cli/train.py: train": 67}  # not to be added to
 
 def functions_of(path: Path) -> list[tuple[str, int]]:
     """Each with its lines, docstring included, signature not: that is as long as torch, or a command, has options."""
-    functions = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]
+    functions = [n for n in nodes(path) if isinstance(n, ast.FunctionDef)]
     return [(f"{name(path)}: {n.name}", (n.end_lineno or 0) - n.body[0].lineno + 1) for n in functions]
 
 
@@ -148,8 +155,7 @@ def test_the_lesson_imports_nothing_that_only_a_drop_in_needs():
 
 def flats_in(path: Path) -> list[int]:
     """Lines that ask something for its attribute `flat`."""
-    nodes = ast.walk(ast.parse(path.read_text()))
-    return [node.lineno for node in nodes if isinstance(node, ast.Attribute) and node.attr == "flat"]
+    return [node.lineno for node in nodes(path) if isinstance(node, ast.Attribute) and node.attr == "flat"]
 
 
 def test_nothing_above_a_unit_knows_what_it_is_made_of():
@@ -165,7 +171,7 @@ PROSE = ("checkpoint", "course", "ddp", "fsdp", "pipeline", "zero")  # and the m
 
 def docstrings(path: Path) -> list[str]:
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    found = [ast.get_docstring(n) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, documented)]
+    found = [ast.get_docstring(n) for n in nodes(path) if isinstance(n, documented)]
     return [text for text in found if text]
 
 
