@@ -2,9 +2,10 @@
 
 The others of its tests are marked `rest`: `make test-course` and `make test-notebooks` leave them out.
 
-A lab is so still if its set-up, its references, its checks and its wrong answers are, and the files of the package that
-references and checks import from. What those files import does not count, or it would be all of the package: a change
-there is met by the part that runs, which has one wrong answer of every exercise, and with each commit another.
+A lab is so still if its set-up, its references, its checks and its wrong answers are, and, for the exercises, the files
+of the package that references and checks import from. What those files import does not count, or it would be all of the
+package: a change there is met by the part that runs, which has one wrong answer of every exercise, and with each commit
+another. For the notebooks no file of the package counts: as they are shipped all of them run.
 """
 
 from __future__ import annotations
@@ -49,15 +50,18 @@ def wrong_answers(lab: str) -> list[Wrong]:
     return [each for each in wrong.collected if lab_of(each.exercise) == lab]
 
 
-def digest(lab: str) -> str:
-    """Of what decides what is said of the lab's wrong answers."""
+def digest(lab: str) -> dict[str, str]:
+    """Of what decides what is said of the lab's wrong answers: its own texts, and the called files of the package."""
     beside = sorted(path for path in checks_of(lab).parent.glob("*.py") if not path.name.startswith("checks_"))
     checks = [path.read_text() for path in (checks_of(lab), *beside)]
     reference = (PACKAGE / "course" / "reference" / f"lab{lab}.py").read_text()
     called = sorted({file for text in (*checks, reference) for file in imported(text)})
     texts = [*checks, setup_of(lab), *(ref.source for ref in lab_references(lab))]
     texts += [text for each in wrong_answers(lab) for text in (each.words, each.source)]
-    texts += [file.read_text() for file in called]
+    return {"lab": hash_of(texts), "called": hash_of([file.read_text() for file in called])}
+
+
+def hash_of(texts: list[str]) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
@@ -79,12 +83,14 @@ def defining(module: ModuleType, name: str) -> ModuleType:
 
 
 @cache
-def is_as_when_all_ran(lab: str) -> bool:
-    return json.loads(WHEN_ALL_RAN.read_text()).get(lab) == digest(lab)
+def is_as_when_all_ran(lab: str, *parts: str) -> bool:
+    then, now = json.loads(WHEN_ALL_RAN.read_text()).get(lab, {}), digest(lab)
+    return all(then.get(part) == now[part] for part in parts)
 
 
-def rest_of(lab: str, *, sampled: bool = False) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.rest] if is_as_when_all_ran(lab) and not sampled else []
+def rest_of(lab: str, *parts: str, sampled: bool = False) -> list[pytest.MarkDecorator]:
+    """The mark of a test that need not run while these parts of the lab's digest are as they were."""
+    return [pytest.mark.rest] if is_as_when_all_ran(lab, *parts) and not sampled else []
 
 
 @cache

@@ -31,7 +31,7 @@ SECONDS = 600  # for one notebook, on a machine that is busy with much else
 MARK = "MINIFSDP_TEST_NOTEBOOK"
 SAMPLE = ("07", "13")  # of the labs that have not changed
 BLANK = [f"{lab}-blank" for lab in all_labs()]
-WRITTEN_IN = [pytest.param(f"{lab}-written", marks=rest_of(lab, sampled=lab in SAMPLE)) for lab in all_labs()]
+WRITTEN_IN = [pytest.param(f"{lab}-written", marks=rest_of(lab, "lab", sampled=lab in SAMPLE)) for lab in all_labs()]
 
 # What may differ once the answers are written: that they are.
 WRITTEN = r"""
