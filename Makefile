@@ -2,12 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PACKAGE := $(VENV)/.package
 READY := $(VENV)/.ready
 
-.PHONY: ladder test test-wide test-course test-notebooks test-labs test-seconds test-full lint labs labs-check slides slides-check release site test-versions gpu-check clean
+.PHONY: ladder install test test-wide test-course test-notebooks test-labs test-seconds test-full lint labs labs-check slides slides-check release site test-versions gpu-check clean
 
-ladder: $(READY)
+ladder: $(PACKAGE)
 	$(BIN)/minifsdp ladder
+
+# JupyterLab, and what contributors need.
+install: $(READY)
 
 # Three at a time, for much of a test is waiting: each test starts ranks of its own.
 PYTEST = $(BIN)/pytest -q
@@ -95,9 +99,14 @@ gpu-check:
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) \
 		-m tools.gpu_check $(addprefix --part ,$(PART))
 
-$(READY): pyproject.toml constraints.txt
+# Python compiles what is imported when it is: of 7,400 files, that is a third.
+$(PACKAGE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "minifsdp needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable .
+	@touch $@
+
+$(READY): $(PACKAGE)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
