@@ -102,8 +102,10 @@ class Stopwatch:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A launch runs those of a file's checks that have not been deselected."""
     for item in session.items:
-        if getattr(item, "originalname", "") == "test_on_ranks":
-            item.module.check.select(item.callspec.params["ranks"], item.callspec.params["name"])
+        select = getattr(getattr(item.module, "check", None), "select", None)
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if select and {"ranks", "name"} <= params.keys():
+            select(params["ranks"], params["name"])
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -35,7 +35,7 @@ def test_what_is_deselected_is_not_run(monkeypatch: pytest.MonkeyPatch, request:
 
     def item(ranks: int, name: str) -> Any:
         spec = SimpleNamespace(params={"ranks": ranks, "name": name})
-        return SimpleNamespace(originalname="test_on_ranks", module=SimpleNamespace(check=check), callspec=spec)
+        return SimpleNamespace(module=SimpleNamespace(check=check), callspec=spec)
 
     monkeypatch.setattr(on_ranks, "run", run)
     check = Checks(__name__)
