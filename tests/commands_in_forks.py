@@ -25,14 +25,19 @@ def run_command() -> None:
 
 
 def start(
-    *words: str, out: int, errors: int, folder: Path | None = None, environ: Mapping[str, str] | None = None
+    *words: str,
+    out: int | None = None,
+    errors: int | None = None,
+    folder: Path | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Process:
-    """Start `minifsdp WORDS...`; its standard output and errors go to these file descriptors."""
-    with open(os.devnull) as null:
+    """Start `minifsdp WORDS...`; its standard output and errors go to these file descriptors, or nowhere."""
+    with open(os.devnull, "r+") as null:
+        nowhere = null.fileno()
         return server.start(
             "command",
             run_command,
-            stdio=(null.fileno(), out, errors),
+            stdio=(nowhere, nowhere if out is None else out, nowhere if errors is None else errors),
             argv=["minifsdp", *words],
             folder=str(folder) if folder else None,
             environ=environ,

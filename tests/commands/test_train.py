@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import commands_in_forks
 import psutil
 import pytest
 import torch
@@ -38,6 +39,7 @@ from minifsdp.course.train.folder import clean, held, latest, prune
 from minifsdp.course.train.loop import take_step, train
 from minifsdp.course.train.settings import STRATEGIES, TASK, Settings
 from minifsdp.course.train.state import State, begin
+from minifsdp.course.warm.client import Process
 
 check = Checks(__name__)
 
@@ -299,16 +301,12 @@ class Run:
     """`minifsdp train` as a process, with all that it starts."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "minifsdp", "train", *OPTIONS, *options, "--out", str(folder / "out")]
-        environment = {**os.environ, "TMPDIR": str(folder)}
-        self.process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        words = ["train", *OPTIONS, *options, "--out", str(folder / "out")]
+        self.errors = folder / "errors.txt"
+        with self.errors.open("w") as errors:
+            self.process = commands_in_forks.start(
+                *words, errors=errors.fileno(), environ={**os.environ, "TMPDIR": str(folder)}
+            )
 
     def tree(self) -> list[psutil.Process]:
         parent = psutil.Process(self.process.pid)
@@ -341,7 +339,7 @@ def kill_and_go_on(folder: Path, kills: int, expected: list[float], seed: int = 
         if run.kill():
             hit.append(" ".join([f"step {steps_in(kept)}", *(path.suffix for path in kept.glob(".step-*"))]))
             continue
-        assert run.process.returncode == 0, run.process.communicate()[1]
+        assert run.process.returncode == 0, run.errors.read_text()
         assert json.loads((folder / "out" / "train.json").read_text())["losses"] == expected
         shutil.rmtree(kept)
         kept.mkdir()
@@ -354,7 +352,7 @@ def kill_and_go_on(folder: Path, kills: int, expected: list[float], seed: int = 
     return hit
 
 
-def wait_in_turn(number: int, kept: Path, process: subprocess.Popen[str], chance: random.Random) -> None:
+def wait_in_turn(number: int, kept: Path, process: Process, chance: random.Random) -> None:
     """Until this process has made some checkpoints, and writes another or not; or for some seconds."""
     due, ended = steps_in(kept) + 3 * chance.randrange(3), time.monotonic() + 4 * chance.random()
     while process.poll() is None:
@@ -556,26 +554,31 @@ def test_half_a_job_is_named_by_its_variable(monkeypatch, capsys, tmp_path, envi
     ],
 )
 def test_a_rank_that_waits_for_the_others_hears_signals(tmp_path, number, code, rank):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {**os.environ, **JOB, "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}
-    command = [sys.executable, "-m", "minifsdp", "train", *OPTIONS, f"--out={tmp_path}"]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 60
-        while rank == "0" and time.monotonic() < deadline and not listens(process.pid, port):
-            time.sleep(0.05)
-        time.sleep(1 if rank == "0" else 8)  # without a server there is no connection to see
-        process.send_signal(number)
-        assert process.wait(20) == code
-    finally:
-        process.kill()
-        process.communicate()
+    with socket.create_server(("127.0.0.1", 0)) as for_now:
+        port = for_now.getsockname()[1]
+        if rank == "0":
+            for_now.close()
+        job = {**JOB, "MASTER_PORT": str(port), "RANK": rank, "LOCAL_RANK": rank}
+        process = commands_in_forks.start("train", *OPTIONS, f"--out={tmp_path}", environ={**os.environ, **job})
+        try:
+            if rank == "0":
+                await_connection(process.pid, port)
+            else:  # it finds rank 0 once, and then no more
+                for_now.settimeout(60)
+                for_now.accept()[0].close()
+                for_now.close()
+            os.kill(process.pid, number)
+            assert process.wait(20) == code
+        finally:
+            process.kill()
 
 
-def listens(pid: int, port: str) -> bool:
-    return int(port) in [each.laddr.port for each in psutil.Process(pid).net_connections()]
+def await_connection(pid: int, port: int) -> None:
+    """Until the process waits as a client of the store that it serves itself."""
+    deadline = time.monotonic() + 60
+    while port not in [each.raddr.port for each in psutil.Process(pid).net_connections() if each.raddr]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_ranks_that_torchrun_did_not_start(monkeypatch, capsys):
@@ -847,7 +850,7 @@ def test_a_signal_in_a_save_leaves_nothing_half_written(tmp_path, number):
         for rank in ranks:
             rank.resume()
         time.sleep(0.002)
-    run.process.send_signal(number)
+    os.kill(run.process.pid, number)
     assert run.process.wait(30) == 128 + number
     assert not list(kept.glob(".step-*"))
 
