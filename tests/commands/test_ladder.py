@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from commands_in_forks import minifsdp
 from rich.console import Console
 
 from minifsdp.course import cli
@@ -179,8 +180,8 @@ def test_files_are_whole_and_of_this_run(tmp_path):
     for name in ("trace-ddp.json", "allocator.png", "snapshot-fsdp.pickle"):
         (tmp_path / name).write_text("of an earlier run")
     (tmp_path / "trace-mine.json").write_text("mine")
-    command = [sys.executable, "-m", "minifsdp", "ladder", *SMALL, "--steps", "1", "--rungs", "fsdp-limit"]
-    done = subprocess.run([*command, "--device", "cpu", "--out", str(tmp_path)], stderr=subprocess.PIPE, check=False)
+    options = [*SMALL, "--steps", "1", "--rungs", "fsdp-limit", "--device", "cpu", "--out", str(tmp_path)]
+    done = minifsdp("ladder", *options)
     assert done.returncode == 0, done.stderr
     names = {path.name for path in tmp_path.iterdir()}
     pictures = {"memory.png", "memory.gif", "timeline.png", "explore.html"}
