@@ -19,6 +19,7 @@ from minifsdp.course.launch.errors import Failure, Kind, RankError, name_cells, 
 from minifsdp.course.launch.rank import Task
 from minifsdp.course.launch.start import RankProcess, pack, sources_in_memory, start_rank
 from minifsdp.course.launch.world import World
+from minifsdp.course.warm.client import RANKS_USE, server
 
 _INTENDED = "Warning: An unbatched P2P op"  # NCCL's C++ prints it past Python's filters, on each rank, for each peer
 _START_LIMIT = 120.0  # seconds until every rank must be ready
@@ -52,6 +53,7 @@ def run_local(
                     start_method=multiprocessing.get_start_method(allow_none=True),
                 )
                 start_rank(task, ranks)
+            server.prepare(RANKS_USE)  # for the next launch
             late = _listen(ranks, timeout, on_report)
             failures = [rank.failure for rank in ranks if rank.failure]
             if failures:

@@ -26,7 +26,7 @@ import psutil
 
 from minifsdp.course.system.housekeeping import TREE
 from minifsdp.course.system.plain_files import files_below, read_plain
-from minifsdp.course.warm.client import RANKS_NEED, Process, server
+from minifsdp.course.warm.client import RANKS_NEED, RANKS_USE, Process, server
 from minifsdp.course.workshop.child import needs_ranks
 from minifsdp.course.workshop.submission import Submission
 from minifsdp.course.workshop.supervisor import supervise
@@ -38,7 +38,7 @@ PATIENCE = 5.0  # seconds
 MIB = 2**20
 LARGEST_RESULT = MIB  # bytes
 FEWEST_NEED = ("minifsdp.course.workshop.checking",)  # a check without ranks; it may come to need the others too
-MOST_NEED = (*FEWEST_NEED, *RANKS_NEED)
+MOST_NEED = (*FEWEST_NEED, *RANKS_NEED, *RANKS_USE)
 
 
 class Verdict(NamedTuple):
@@ -133,7 +133,7 @@ def _asked(folder: Path, output: IO[bytes], exercise: str, secret: str) -> Itera
                 stdio=(their_lifeline, their_report, output.fileno()),
                 environ=environ,
                 folder=str(folder),
-                needs=MOST_NEED if needs_ranks(exercise) else FEWEST_NEED,
+                needs=(*FEWEST_NEED, *RANKS_NEED) if needs_ranks(exercise) else FEWEST_NEED,
             )
         finally:
             os.close(their_lifeline)
