@@ -261,8 +261,9 @@ SIGNALS = {"kill": "SIGKILL", "interrupt": "SIGINT", "stop": "SIGSTOP"}
 
 @pytest.mark.parametrize("name", ["kill", slow("interrupt"), slow("stop")])
 def test_an_answer_that_ends_or_stops_its_parent_costs_its_own_row(name: str, tmp_path: Path) -> None:
-    right_but = RIGHT.replace("return", f"import os, signal; os.kill(os.getppid(), signal.{SIGNALS[name]})\n    return")
-    hand_in(tmp_path / "in/ada", f'@exercise("4.1")\n{right_but}')
+    right_but = RIGHT.replace("return", f"os.kill(PARENT, signal.{SIGNALS[name]})\n    return")
+    before = "import os, signal\nPARENT = os.getppid()  # a later parent is no part of the marking"
+    hand_in(tmp_path / "in/ada", f'{before}\n@exercise("4.1")\n{right_but}')
     hand_in(tmp_path / "in/bert", cell("return 1"))
     out = tmp_path / "marks.csv"
     done = minifsdp("lab", "mark", str(tmp_path / "in"), "--out", str(out))
