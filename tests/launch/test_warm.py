@@ -170,7 +170,8 @@ SCRIPT = """
     if not {needs}:
         process.started()
         print(process.pid, flush=True)
-    time.sleep({sleep})
+    for _ in range({seconds}):  # a signal that comes as Python enters a call of sleep does not end that call
+        time.sleep(1)
 """
 
 
@@ -178,7 +179,7 @@ SCRIPT = """
 @pytest.mark.parametrize("importing", [True, False])
 def test_it_ends_with_its_program(number: int, importing: bool, tmp_path: Path) -> None:
     (tmp_path / "slow_to_import.py").write_text("import time; open('imports', 'w').close(); time.sleep(1000)")
-    script = SCRIPT.format(needs=("slow_to_import",) if importing else (), sleep=1000 if number else 0)
+    script = SCRIPT.format(needs=("slow_to_import",) if importing else (), seconds=1000 if number else 0)
     command = [sys.executable, "-c", textwrap.dedent(script)]
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
