@@ -30,6 +30,7 @@ from tools.cpu_records import about, cpu_records_folder, write_record  # noqa: E
 
 ANSWERS = {"with ranks": "5.2", "without ranks": "12.3"}
 VERDICTS = 4  # in a session
+READING = 5.0  # seconds between a notebook's set-up and its first answer, at least
 
 SESSION = """
 import sys, time
@@ -38,6 +39,10 @@ from minifsdp.course.workshop.process import run_check
 from minifsdp.course.workshop.references import find_reference, lab_of
 from minifsdp.course.workshop.submission import Submission
 
+if reading := float(sys.argv[3]):
+    import ipykernel
+    import minifsdp.course.workshop.notebook
+    time.sleep(reading)
 exercise = sys.argv[1]
 answer = f'@exercise("{exercise}")\\n{find_reference(exercise).source}'
 for _ in range(int(sys.argv[2])):
@@ -57,11 +62,11 @@ class Case(NamedTuple):
     limits: Mapping[str, float]
 
 
-def session(exercise: str) -> Callable[[Path, Path], Seconds]:
-    """Verdicts in one program."""
+def session(exercise: str, reading: float) -> Callable[[Path, Path], Seconds]:
+    """Verdicts in one program, which is a notebook's kernel if somebody reads first."""
 
     def run(checkout: Path, folder: Path) -> Seconds:
-        said = started(checkout, folder, "-c", SESSION, exercise, str(VERDICTS))
+        said = started(checkout, folder, "-c", SESSION, exercise, str(VERDICTS), str(reading))
         first, *others = map(float, said.split())
         return {"the first verdict": [first], "each further verdict": others}
 
@@ -86,8 +91,9 @@ def started(checkout: Path, folder: Path, *words: str) -> str:
 
 CASES = {
     **{
-        name: Case(session(exercise), {"the first verdict": 0.7, "each further verdict": 0.2})
+        name + where: Case(session(exercise, reading), {"the first verdict": 0.7, "each further verdict": 0.2})
         for name, exercise in ANSWERS.items()
+        for where, reading in {"": 0.0, ", in a notebook": READING}.items()
     },
     "ladder": Case(ladder, {"minifsdp ladder": 0.5}),
 }

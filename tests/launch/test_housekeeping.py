@@ -16,7 +16,6 @@ from marked import marked, within
 from minifsdp.course import cli
 from minifsdp.course.cli import processes
 from minifsdp.course.system.housekeeping import SERVER, Found, end_processes, find_processes
-from minifsdp.course.workshop.catalogue import stubs_of
 from minifsdp.course.workshop.references import find_reference
 
 pytestmark = pytest.mark.alone
@@ -173,7 +172,6 @@ launch(time.sleep, 2, 1000.0, timeout=1000)
 """
 RANKS = "import torch.distributed as dist\nfrom minifsdp.course.launch import launch\nprint(launch(dist.get_rank, 2))"
 SETUP = "# set-up\nimport torch\nfrom torch import Tensor\nfrom minifsdp.course.workshop import exercise"
-BLANK = stubs_of("04")["4.1"].source
 LOOPS = '@exercise("4.1")\ndef pad_and_chunk(flat, ranks):\n    while True: pass'
 RIGHT = f'@exercise("4.1")\n{find_reference("4.1").source}'
 
@@ -205,8 +203,6 @@ def test_restarting_and_killing_a_kernel_ends_its_ranks_and_checks(kernel: Kerne
     within(3, lambda: not found(marker))
     kernel.connect()
     kernel.run(SETUP)
-    assert not found(marker)
-    assert "not attempted" in kernel.run(BLANK)
     assert found(marker).keys() == {SERVER}, "it imports torch while the learner reads"
     kernel.begin(LOOPS)
     within(60, lambda: "check 4.1" in found(marker))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,9 @@ FAILED = "yours: failed; the cells below use it all the same"
 
 _submissions: dict[str, Submission] = {}  # by exercise, this notebook's answers that are not blank
 _states: dict[str, str] = {}
+
+if "ipykernel" in sys.modules:  # a notebook's set-up cell: while the learner reads, import what checks need
+    prepare()
 
 
 def exercise(exercise_id: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -43,7 +47,6 @@ def exercise(exercise_id: str) -> Callable[[Callable[..., Any]], Callable[..., A
         if is_blank(cell, ref):
             _states[exercise_id] = BLANK
             print(f"{exercise_id} {ref.name}: {BLANK}")
-            prepare()
             return ref.function
         _submissions[exercise_id] = Submission(exercise_id, _setup_source(lab_of(exercise_id)), cell)
         check(exercise_id)
