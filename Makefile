@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 .PHONY: ladder install test test-wide test-course test-notebooks test-labs test-seconds test-full lint labs labs-check slides slides-check release site test-versions gpu-check clean
 
 ladder: $(PACKAGE)
-	$(BIN)/minifsdp ladder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/minifsdp ladder
 
 # JupyterLab, and what contributors need.
 install: $(READY)
@@ -106,8 +106,10 @@ $(PACKAGE): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable .
 	@touch $@
 
+# What the ladder left uncompiled is compiled here, but for a few files of packages that no Python 3.11 compiles.
 $(READY): $(PACKAGE)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 
 $(VENV)/.slides: $(READY) pyproject.toml
