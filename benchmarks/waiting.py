@@ -56,7 +56,7 @@ Seconds = dict[str, list[float]]
 
 
 class Case(NamedTuple):
-    """What is timed: `run` returns the seconds of each wait, by what one waits for; the limits are ratios."""
+    """A timed program: `run` returns the seconds of each wait by its name; the limits are ratios."""
 
     run: Callable[[Path, Path], Seconds]
     limits: Mapping[str, float]
@@ -81,7 +81,7 @@ def ladder(checkout: Path, folder: Path) -> Seconds:
 
 
 def started(checkout: Path, folder: Path, *words: str) -> str:
-    """What a program of a checkout prints."""
+    """The output of a program of a checkout."""
     environ = os.environ | {"PYTHONPATH": str(checkout)}
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, env=environ, check=True, stdout=subprocess.PIPE, text=True

@@ -1,8 +1,8 @@
 """Labels on all processes that the course starts, by which they are found if their starter died.
 
 The label is an environment variable that a process gets at its start and cannot lose: its role and its starter. It is
-never in the starter's own environment, so nothing else that runs in a notebook inherits it. A forked process, of which
-the system would show the environment of its server, writes its label over the server's.
+never in the starter's own environment, so nothing else that runs in a notebook inherits it. The system would
+show the environment of its server for a forked process, which therefore writes its label over the server's.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class Server:
         return Process(sentinel)
 
     def prepare(self, needs: Sequence[str] = RANKS_NEED) -> None:
-        """Let the server import these modules now, while nobody waits for a process.
+        """Import these modules in the server now, while nobody waits for a process.
 
         Raises:
             OSError: there is no server, and none can be started.
