@@ -16,7 +16,7 @@ install: $(READY)
 # Three at a time, for much of a test is waiting: each test starts ranks of its own.
 PYTEST = $(BIN)/pytest -q
 WORKERS := -n 3
-BRIEF := not slow and not alone and not rest
+BRIEF := not slow and not rest
 LIBRARY := $(addprefix tests/,core ddp zero fsdp fsdp2 tensor_parallel pipeline state watch machine)
 NOTEBOOKS := tests/labs/test_notebooks.py
 
@@ -32,7 +32,6 @@ test-wide: $(READY)
 # All others: commands, labs, launches, tools.
 test-course: $(READY)
 	$(PYTEST) -m "$(BRIEF)" $(WORKERS) --durations 10 $(patsubst %,--ignore %,$(LIBRARY) $(NOTEBOOKS)) tests
-	$(PYTEST) -m "alone and not slow" $(patsubst %,--ignore %,$(LIBRARY) $(NOTEBOOKS)) tests
 
 # All notebooks, as they are shipped, and some with the reference answers written into the exercises.
 test-notebooks: $(READY)

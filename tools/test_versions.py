@@ -23,7 +23,6 @@ from xml.etree import ElementTree
 from tools import ROOT
 
 RECORD = ROOT / "tests" / "versions.json"
-PARTS = (["-m", "not slow and not alone", "-n", "3"], ["-m", "not slow and alone"])
 
 
 def main() -> int:
@@ -38,7 +37,7 @@ def main() -> int:
 def run(version: str) -> dict[str, Any]:
     """Test with one version and write the result into the record, in the place of an older one."""
     python = environment(version)
-    outcomes = [outcome for part in PARTS for outcome in tested(python, part)]
+    outcomes = list(tested(python))
     counts = Counter(kind for kind, _ in outcomes)
     result = {
         "torch": said(python, "-c", "import torch; print(torch.__version__)"),
@@ -73,12 +72,12 @@ def environment(version: str) -> Path:
     return python
 
 
-def tested(python: Path, options: list[str]) -> Iterator[tuple[str, str]]:
+def tested(python: Path) -> Iterator[tuple[str, str]]:
     """What became of each test: "passed", "skipped" or "failed", and its name."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        files = ["--ignore", "tests/labs/test_notebooks.py", f"--junitxml={report}"]
-        subprocess.run([python, "-m", "pytest", "-q", *files, *options], cwd=ROOT, check=False)
+        options = ["-m", "not slow", "-n", "3", "--ignore", "tests/labs/test_notebooks.py", f"--junitxml={report}"]
+        subprocess.run([python, "-m", "pytest", "-q", *options], cwd=ROOT, check=False)
         for case in ElementTree.parse(report).iter("testcase"):
             kinds = {child.tag for child in case}
             kind = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"

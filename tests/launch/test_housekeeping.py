@@ -18,8 +18,6 @@ from minifsdp.course.cli import processes
 from minifsdp.course.system.housekeeping import SERVER, Found, end_processes, find_processes
 from minifsdp.course.workshop.references import find_reference
 
-pytestmark = pytest.mark.alone
-
 
 def found(word: str) -> dict[str, Found]:
     """This test's processes as `minifsdp ps` sees them, by what they are."""
@@ -182,7 +180,7 @@ def test_interrupting_a_cell_that_waits_leaves_the_kernel_usable_and_no_rank(ker
     assert found(marker)["rank 0 of 2"].starter == "lab04_flat_parameter.ipynb"
     kernel.manager.interrupt_kernel()
     assert kernel.end(waiting).endswith("KeyboardInterrupt")
-    within(2, lambda: found(marker).keys() == {SERVER})
+    within(5, lambda: found(marker).keys() == {SERVER})
     assert kernel.run(RANKS) == "[0, 1]\n"
 
     assert kernel.run(SETUP) == ""
@@ -191,7 +189,7 @@ def test_interrupting_a_cell_that_waits_leaves_the_kernel_usable_and_no_rank(ker
     time.sleep(1)  # in the middle of its imports, or of the endless loop
     kernel.manager.interrupt_kernel()
     assert kernel.end(waiting).endswith("KeyboardInterrupt")
-    within(2, lambda: found(marker).keys() == {SERVER})
+    within(5, lambda: found(marker).keys() == {SERVER})
     assert "4.1 pad_and_chunk: yours: passed" in kernel.run(RIGHT)
 
 
@@ -200,14 +198,14 @@ def test_restarting_and_killing_a_kernel_ends_its_ranks_and_checks(kernel: Kerne
     within(60, lambda: {"rank 0 of 2", "rank 1 of 2"} <= found(marker).keys())
     kernel.client.stop_channels()
     kernel.manager.restart_kernel(now=True)
-    within(3, lambda: not found(marker))
+    within(5, lambda: not found(marker))
     kernel.connect()
     kernel.run(SETUP)
     assert found(marker).keys() == {SERVER}, "it imports torch while the learner reads"
     kernel.begin(LOOPS)
     within(60, lambda: "check 4.1" in found(marker))
     kernel.manager.signal_kernel(9)
-    within(3, lambda: not found(marker))
+    within(5, lambda: not found(marker))
 
 
 @pytest.mark.slow

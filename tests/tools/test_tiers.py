@@ -1,4 +1,4 @@
-"""What `.ci/run` runs of tests/: every test once, without others beside it if it is marked so, longest files first."""
+"""What `.ci/run` runs of tests/: every test once, longest files first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py"))
 CI = tuple(re.findall(r"^make (\S+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE))
-MARKS = ("alone", "rest", "slow", "wide")
+MARKS = ("rest", "slow", "wide")
 
 
 @cache
@@ -54,12 +54,6 @@ def running(file: Path, *marks: str, targets: tuple[str, ...] = CI) -> list[Name
 def test_every_test_is_run_once(marks: tuple[str, ...]) -> None:
     assert len(FILES) > 100
     assert not [str(file) for file in FILES if len(running(file, *marks)) != 1]
-
-
-def test_one_that_wants_to_be_alone_is_run_without_workers() -> None:
-    files = [file for file in FILES if re.search(r"\bmark\.alone\b", (ROOT / file).read_text())]
-    assert files
-    assert [[each.workers for each in running(file, "alone")] for file in files] == [[0]] * len(files)
 
 
 def test_the_short_loop_is_the_library_without_what_is_wide() -> None:
