@@ -6,12 +6,13 @@ numbers.
 
 from __future__ import annotations
 
-import multiprocessing
+import gc
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 from unittest.mock import patch
 
@@ -27,6 +28,7 @@ from torch.utils import backend_registration
 from minifsdp import device, from_rank_0
 from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.ladder.rungs import RUNGS, Trainer
+from minifsdp.course.warm.client import server
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from minifsdp.grad_scaler import ShardedGradScaler
@@ -165,19 +167,45 @@ def waits_of(name: str) -> list[str]:
         return waits_of_steps((NOWHERE | OFFLOADED | {"limit": partial(rung, "fsdp-limit")})[name], STEPS)
 
 
+def answer(fd: int) -> None:
+    """In the other process."""
+    pretend_gpu.register()
+    with Connection(fd) as asked:
+        while True:
+            try:
+                function, args = asked.recv()
+            except EOFError:
+                break
+            try:
+                asked.send(function(*args))
+            except Exception:
+                asked.send([traceback.format_exc()])
+    gc.freeze()  # looking through torch's objects at the end takes half a second
+
+
 class Elsewhere:
     """A process with the device; a new one after each that torch has aborted, for an error in the device's thread."""
 
     def __init__(self) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(1, spawn, initializer=pretend_gpu.register)
+        self.asked, theirs = Pipe()
+        with theirs:
+            self.process = server.start("a device on paper", answer, fds=[theirs.fileno()])
 
     def run(self, function: Callable[..., list[Any]], *args: Any) -> list[Any]:
+        self.asked.send((function, args))
         try:
-            return self.pool.submit(function, *args).result()
-        except BrokenProcessPool:
+            found: list[Any] = self.asked.recv()
+        except (EOFError, ConnectionResetError):
+            self.close()
             self.__init__()  # type: ignore[misc]
             return ["aborted: a hook of backward has asked for a value, or has failed otherwise"]
+        return found
+
+    def close(self) -> None:
+        self.asked.close()
+        self.process.wait(10)
+        self.process.kill()
+        self.process.close()
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +214,7 @@ def elsewhere() -> Iterator[Elsewhere]:
         pytest.skip(f"torch {torch.__version__} lets no Python program register a device")
     process = Elsewhere()
     yield process
-    process.pool.shutdown()
+    process.close()
 
 
 @pytest.mark.parametrize("name", NOWHERE)

@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -261,6 +261,7 @@ Counted = dict[tuple[str, str, bool], Counts]
 
 def count(wrap: Callable[..., nn.Module]) -> Counted:
     """The counts of each case's second step: the first has no order to prefetch by."""
+    warnings.simplefilter("ignore")
     found: Counted = {}
     for name, case in CASES.items():
         for strategy in (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD):
@@ -698,28 +699,30 @@ def test_on_ranks(ranks: int, name: str) -> None:
     check.assert_passed(ranks, name)
 
 
-def count_all() -> dict[str, Any]:
-    warnings.simplefilter("ignore")
-    return {"ours": count(ours), "torchs": count(torchs)}
+def expected(name: str) -> Counted:
+    case = CASES[name]
+    counts = {"FULL_SHARD": case.full, "SHARD_GRAD_OP": case.grad_op, "NO_SHARD": case.none}
+    return {(name, strategy, orig): each for strategy, each in counts.items() for orig in case.use_orig_params}
 
 
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return launch(count_all, 2, timeout=120)
+@cache
+def counted_on_ranks(wrap: Callable[..., nn.Module]) -> list[Counted]:
+    return launch(count, 2, wrap, timeout=120)
 
 
 @pytest.mark.behaviour(16, 17, 18, 20, 21, 26)
 @pytest.mark.parametrize("name", CASES)
-def test_collectives_are_as_many_as_they_should_be_and_as_in_torch(found: list[dict[str, Any]], name: str) -> None:
-    case = CASES[name]
-    expected = {"FULL_SHARD": case.full, "SHARD_GRAD_OP": case.grad_op, "NO_SHARD": case.none}
-    for results in found:
-        for strategy, counts in expected.items():
-            for use_orig_params in case.use_orig_params:
-                key = name, strategy, use_orig_params
-                assert results["ours"][key] == counts, key
-                if case.as_in_torch:
-                    assert results["torchs"][key] == counts, ("torch", *key)
+def test_collectives_are_as_many_as_they_should_be(name: str) -> None:
+    for found in counted_on_ranks(ours):
+        assert found.items() >= expected(name).items()
+
+
+@pytest.mark.wide
+@pytest.mark.behaviour(16, 17, 18, 20, 21, 26)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.as_in_torch])
+def test_torch_s_are_as_many(name: str) -> None:
+    for found in counted_on_ranks(torchs):
+        assert found.items() >= expected(name).items()
 
 
 # Hybrid sharding, on four ranks
