@@ -11,6 +11,8 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
+from minifsdp.course.warm.client import server
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -69,6 +71,13 @@ def vit() -> Example:
 
 
 MODELS = {"llama": llama, "gpt2": gpt2, "t5": t5, "mixtral": mixtral, "vit": vit}
+
+
+def import_before_launch() -> None:
+    """Let the tests' server import these models: every rank would take a second of CPU time for it."""
+    server.prepare([f"transformers.models.{name}.modeling_{name}" for name in MODELS])
+
+
 WITH_TEXT = ["llama", "gpt2", "t5", "mixtral"]
 TIED = {
     "gpt2": ["lm_head.weight", "transformer.wte.weight"],

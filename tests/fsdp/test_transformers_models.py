@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
-from transformers_models import MODELS, TIED, WITH_TEXT, batch, plain
+from transformers_models import MODELS, TIED, WITH_TEXT, batch, import_before_launch, plain
 
 from minifsdp.checkpoint import get_state_dict, set_state_dict
 from minifsdp.course.launch import launch
@@ -396,6 +396,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     def find_on(ranks: int, names: Sequence[str]) -> dict[str, str]:
         if ranks == 3:
             find_on(2, names)
+        import_before_launch()
         each_rank = launch(find, ranks, CASES[ranks], folder, names, timeout=150)
         return {
             title: "\n".join(

@@ -1,7 +1,7 @@
 """Architectures from `transformers` under `fully_shard`: they train, save and load as one process does, in float64.
 
-Of three ranks two train and save, while the third is the one process: `transformers` takes seconds to import. Then all
-three load, into ours, into torch's and into the plain model.
+Of three ranks two train and save, while the third is the one process. Then all three load, into ours, into torch's and
+into the plain model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from transformers_models import MODELS, batch, plain
+from transformers_models import MODELS, batch, import_before_launch, plain
 
 import minifsdp.fsdp2 as ours
 from minifsdp.course.launch import launch
@@ -108,6 +108,7 @@ def on_a_rank(names: list[str], folder: Path) -> tuple[dict[str, list[float]], d
     "names", [["t5", "mixtral"], pytest.param(["llama", "gpt2", "vit"], marks=pytest.mark.wide)], ids=" and ".join
 )
 def test_they_train_save_and_load_as_one_process_does(tmp_path: Path, names: list[str]) -> None:
+    import_before_launch()
     (trained, loaded), _, (expected, _) = launch(on_a_rank, 3, names, tmp_path)
     for name in names:
         assert trained[name] == pytest.approx(expected[name][:STEPS], rel=CLOSE), name

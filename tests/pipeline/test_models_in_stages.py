@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from in_stages import InStages
 from on_ranks import Checks, mesh_of, shared_folder
 from torch import Tensor, nn
-from transformers_models import MODELS, VOCABULARY
+from transformers_models import MODELS, VOCABULARY, import_before_launch
 
 from minifsdp import comm
 from minifsdp.checkpoint import StateDictOptions, get_state_dict, set_state_dict
@@ -246,6 +246,11 @@ def a_checkpoint_of_stages_is_one_of_the_model(name: str) -> None:
                 for kind, state in state_of([(module, optimizer)]).items():
                     for key, value in state.items():
                         torch.testing.assert_close(value, expected[kind][key], rtol=0, atol=1e-12)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _models_are_imported() -> None:
+    import_before_launch()
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

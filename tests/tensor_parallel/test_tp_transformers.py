@@ -13,7 +13,7 @@ from on_ranks import Checks, mesh_of
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from tp_plans import OTHERS, PLANS, like_llama
-from transformers_models import MODELS, TOKENS, VOCABULARY
+from transformers_models import MODELS, TOKENS, VOCABULARY, import_before_launch
 
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.tensor_parallel import loss_parallel
@@ -140,6 +140,11 @@ def fewer_kv_heads_than_ranks_are_refused_in_a_line() -> None:
         PLANS["llama"](model, mesh_of((2,), "tp"))
     assert "\n" not in str(caught.value)
     assert not any(isinstance(p, DTensor) for p in model.parameters())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _models_are_imported() -> None:
+    import_before_launch()
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)
