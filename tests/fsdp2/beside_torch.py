@@ -71,7 +71,7 @@ def whole(t: Any) -> Tensor | None:
 
 def train(
     model: Any,
-    steps: int = 3,
+    steps: int = 2,
     micros: int = 1,
     between: Callable[[Any, int], None] | None = None,
     optimizer: Callable[[Any], Any] = lambda params: torch.optim.SGD(params, 0.1, momentum=0.9),
@@ -81,6 +81,7 @@ def train(
     """Train, and yield losses, gradients and parameters with their names.
 
     Args:
+        steps: by default two, the second from the optimizer's state of the first.
         between: called with the model and the micro-batch before each forward.
     """
     stepper = optimizer([p for p in model.parameters() if p.requires_grad])
