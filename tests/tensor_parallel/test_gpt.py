@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -16,6 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 from torchs_calls import GATHER, REDUCTION, torchs_calls
+from tp_small_model import adamw, parts, sgd
 
 from minifsdp import comm
 from minifsdp.course.ladder.model import GPT, Block
@@ -39,81 +40,91 @@ def batch(step: int, row: int = 0) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def plain(name: str, t: Any, like: Tensor) -> Tensor:
-    """The whole tensor in the shape that it has on one process: a fused q, k, v is [3, width, ..] here."""
-    whole: Tensor = t.full_tensor()
-    assert whole.shape == like.shape or "qkv" in name
-    return whole.view(like.shape)
+def assert_alike(what: Any, expected: Tensor) -> None:
+    """A tensor and that of one process; a fused q, k, v is [3, width, ..] here."""
+    mine, other = parts(what, expected.view(what.shape))
+    torch.testing.assert_close(mine, other, rtol=0, atol=1e-9)
+
+
+class Step(NamedTuple):
+    losses: Tensor  # [rows]
+    gradients: list[Tensor]
+    norm: Tensor | None
+
+
+@cache
+def trained_by_one_process(rows: int, tied: bool, optimizer: Any, clip: float | None) -> tuple[list[Step], GPT]:
+    """Two steps with the rows' mean loss, the second from the state of the first, and the model."""
+    alone, steps = gpt(tied=tied), []
+    mine = optimizer(alone.parameters())
+    for step in range(2):
+        losses = torch.stack([alone(*batch(step, each)) for each in range(rows)])
+        losses.mean().backward()
+        gradients = [p.grad.clone() for p in alone.parameters()]
+        norm = None if clip is None else clip_grad_norm_(alone.parameters(), clip)
+        steps.append(Step(losses.detach(), gradients, norm))
+        mine.step()
+        mine.zero_grad()
+    return steps, alone
 
 
 def assert_trains_as_one_process(
-    model: Any,
-    alone: GPT,
-    rows: int,
-    row: int,
-    clip: float | None = None,
+    model: Any, rows: int = 1, row: int = 0, optimizer: Any = sgd, clip: float | None = None
 ) -> None:
-    """Losses, gradients and parameters, the second step from the state of the first; one process has all rows' mean."""
-    optimizers = [torch.optim.AdamW(m.parameters(), 1e-2) for m in (model, alone)]
-    for step in range(2):
-        mine = model(*batch(step, row))
-        expected = torch.stack([alone(*batch(step, each)) for each in range(rows)])
-        assert abs(mine.item() - expected[row].item()) < 1e-9
-        mine.backward()
-        expected.mean().backward()
-        for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(plain(name, p.grad, q), q.grad, rtol=0, atol=1e-9)
+    """Losses, gradients, norms and parameters."""
+    steps, alone = trained_by_one_process(rows, model.head.weight is model.embed.weight, optimizer, clip)
+    mine = optimizer(model.parameters())
+    for step, expected in enumerate(steps):
+        loss = model(*batch(step, row))
+        assert abs(loss.item() - expected.losses[row].item()) < 1e-9
+        loss.backward()
+        for p, gradient in zip(model.parameters(), expected.gradients, strict=True):
+            assert_alike(p.grad, gradient)
         if clip is not None:
-            foreach = None if SCALES_SUMMANDS else False
-            norms = [clip_grad_norm_(m.parameters(), clip, foreach=foreach) for m in (model, alone)]
-            assert norms[1] > clip
-            assert abs(norms[0].full_tensor() - norms[1]) < 1e-9
-        for each in optimizers:
-            each.step()
-            each.zero_grad()
-    for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(plain(name, p, q).data, q.data, rtol=0, atol=1e-9)
+            norm = clip_grad_norm_(model.parameters(), clip, foreach=None if SCALES_SUMMANDS else False)
+            assert expected.norm > clip
+            assert abs(norm.full_tensor() - expected.norm) < 1e-9
+        mine.step()
+        mine.zero_grad()
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        assert_alike(p, q)
 
 
 @check(ranks=(2, 4, 3), slow=(3,), options=OPTIONS, tied=(False, True))
 def it_trains_as_one_process_does(options: dict[str, bool], tied: bool) -> None:
     mesh = mesh_of((dist.get_world_size(),), "tp")
-    alone = gpt(tied=tied)
-    model = parallelize_gpt(copy.deepcopy(alone), mesh, **options)
+    model = parallelize_gpt(gpt(tied=tied), mesh, **options)
     assert (model.head.weight is model.embed.weight) == tied
-    assert_trains_as_one_process(model, alone, 1, 0)
+    assert_trains_as_one_process(model, optimizer=adamw)
 
 
 @check(ranks=2, options=OPTIONS)
 def it_trains_with_the_memory_ledger_and_clipping(options: dict[str, bool]) -> None:
-    alone = gpt()
-    model = parallelize_gpt(copy.deepcopy(alone), mesh_of((2,), "tp"), **options)
+    model = parallelize_gpt(gpt(), mesh_of((2,), "tp"), **options)
     with Ledger():
-        assert_trains_as_one_process(model, alone, 1, 0, clip=0.1)
+        assert_trains_as_one_process(model, clip=0.1)
 
 
-@check(ranks=(4, 6, 8), slow=(6, 8), options=OPTIONS, tied=(True,))
-@check(ranks=(4, 6, 8), slow=(6, 8), options=OPTIONS, tied=(False,), wide=True)
-def it_trains_with_fsdp2_outside(options: dict[str, bool], tied: bool) -> None:
+@check(ranks=(4, 6, 8), slow=(6, 8), options=OPTIONS, tied=(True,), optimizer=(sgd,))
+@check(ranks=(4, 6, 8), slow=(6, 8), options=OPTIONS, tied=(False,), optimizer=(adamw,), wide=True)
+def it_trains_with_fsdp2_outside(options: dict[str, bool], tied: bool, optimizer: Any) -> None:
     """[dp, tp], tp = 2, 3, 4: both cut dimension 0 of most; clipping goes over both."""
     mesh = mesh_of((2, dist.get_world_size() // 2), "dp", "tp")
-    alone = gpt(tied=tied)
-    model = parallelize_gpt(copy.deepcopy(alone), mesh["tp"], **options)
+    model = parallelize_gpt(gpt(tied=tied), mesh["tp"], **options)
     for block in model.blocks:
         fully_shard(block, mesh=mesh["dp"])
     fully_shard(model, mesh=mesh["dp"])
     assert all(p.device_mesh.mesh_dim_names == ("dp", "tp") for p in model.parameters())
-    assert_trains_as_one_process(model, alone, 2, mesh.get_local_rank("dp"), clip=0.1)
+    assert_trains_as_one_process(model, 2, mesh.get_local_rank("dp"), optimizer, clip=0.1)
 
 
 @check(ranks=2, options=OPTIONS)
 def it_trains_with_recomputation(options: dict[str, bool]) -> None:
     mesh = mesh_of((2,), "tp")
-    alone = gpt()
-    model = parallelize_gpt(copy.deepcopy(alone), mesh, **options)
+    model = parallelize_gpt(gpt(), mesh, **options)
     for block in model.blocks:
         block.forward = recomputed(block)
-    assert_trains_as_one_process(model, alone, 1, 0)
+    assert_trains_as_one_process(model)
 
 
 def recomputed(block: Block) -> Any:

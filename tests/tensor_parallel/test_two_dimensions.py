@@ -66,7 +66,7 @@ def fsdp2_over_the_replicas(sequence: bool) -> None:
     """tp = 2, 3 and 4."""
     both = mesh()
     model = sharded(parallel(both["tp"], sequence), both["dp"])
-    assert_trains_as_one_process(model, 2, both.get_local_rank("dp"), clip=clipped_by_torch)
+    assert_trains_as_one_process(model, 2, both.get_local_rank("dp"), adamw, clip=clipped_by_torch)
 
 
 @check(ranks=4, sequence=SEQUENCE, inner=("layers", "root"))
@@ -87,14 +87,17 @@ def our_clipping_counts_every_shard_once(sequence: bool) -> None:
     torch.testing.assert_close(norm, torch.stack([g.norm() for g in gradients]).norm().to(norm.dtype))
 
 
-@check(ranks=(4, 8), sequence=SEQUENCE)
-def hybrid_sharding_on_three_dimensions(sequence: bool) -> None:
+@check(ranks=4, sequence=SEQUENCE, how={"sgd": {}})
+@check(
+    ranks=(4, 8), sequence=SEQUENCE, how={"adamw, clipped": {"optimizer": adamw, "clip": clipped_by_torch}}, wide=True
+)
+def hybrid_sharding_on_three_dimensions(sequence: bool, options: dict[str, Any]) -> None:
     """Two replicas; of four ranks each is sharded over one, of eight over two."""
     cube = mesh_of((2, dist.get_world_size() // 4, 2), "replicate", "shard", "tp")
     model = sharded(parallel(cube["tp"], sequence), cube["replicate", "shard"])
     assert model.blocks[0].up.weight.device_mesh.mesh_dim_names == ("replicate", "shard", "tp")
     row = cube["replicate", "shard"].size(1) * cube.get_local_rank("replicate") + cube.get_local_rank("shard")
-    assert_trains_as_one_process(model, dist.get_world_size() // 2, row, clip=clipped_by_torch)
+    assert_trains_as_one_process(model, dist.get_world_size() // 2, row, **options)
 
 
 @check(ranks=4, sequence=SEQUENCE, reentrant=(False, True))
@@ -255,6 +258,7 @@ def zero_over_the_replicas(sequence: bool, kind: Any, cap: float) -> None:
         2,
         both.get_local_rank("dp"),
         optimizer=optimizer,
+        reference=adamw,
         clip=lambda zero, limit: zero.clip_grad_norm_(limit),
     )
 
@@ -345,7 +349,7 @@ OPTIMIZERS = {
 @check(ranks=2, sequence=SEQUENCE, optimizer=OPTIMIZERS)
 def optimizers(sequence: bool, optimizer: Any) -> None:
     model = parallel(tp_mesh(), sequence)
-    assert_trains_as_one_process(model, optimizer=optimizer, reference=optimizer)
+    assert_trains_as_one_process(model, optimizer=optimizer)
 
 
 @check(ranks=2, sequence=SEQUENCE)
@@ -415,14 +419,14 @@ def recomputation_and_restored_states_repeat_the_masks(sequence: bool, reentrant
     torch.manual_seed(7)
     state = torch.get_rng_state()
     loss_of(model, 0).backward()
-    expected = [whole(p.grad).clone() for p in model.parameters()]
+    expected = [p.grad.to_local().clone() for p in model.parameters()]
     for block in model.blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=reentrant)
     model.zero_grad()
     torch.set_rng_state(state)
     loss_of(model, 0).backward()
     for p, gradient in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(whole(p.grad), gradient, rtol=0, atol=1e-12)
+        torch.testing.assert_close(p.grad.to_local(), gradient, rtol=0, atol=1e-12)
     assert loss_of(model, 0) != loss_of(model, 0)
 
 

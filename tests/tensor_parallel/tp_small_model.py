@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import cloudpickle
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.utils import clip_grad_norm_
 
+from minifsdp.checkpoint.parts import cut
 from minifsdp.tensor_parallel import (
     ColwiseParallel,
     Replicated,
@@ -89,47 +91,75 @@ def whole(t: Any) -> Any:
     return t.full_tensor() if isinstance(t, DTensor) else t
 
 
+def parts(t: Any, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """This rank's part of a tensor and of the expected one, without communication; both whole if it is a summand."""
+    t, expected = t.detach(), expected.detach()
+    if not isinstance(t, DTensor) or any(place.is_partial() for place in t.placements):
+        return whole(t), expected
+    return t.to_local(), cut(t, expected).to_local()
+
+
 def assert_alike(model: nn.Module, alone: nn.Module, of: Callable[[Any], Any] = lambda p: p, by: float = 1e-10) -> None:
     for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
-        mine, other = whole(of(p)).detach(), of(q).detach()
+        mine, other = parts(of(p), of(q))
         torch.testing.assert_close(mine, other, rtol=0, atol=by, msg=lambda text, n=name: f"{n}: {text}")
+
+
+Optimizer = Callable[[Any], Any]
 
 
 def adamw(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, 1e-2)
 
 
+def sgd(params: Any) -> torch.optim.Optimizer:
+    """Of fewer operators, each of which costs a DTensor dearly when it is the first of its shape."""
+    return torch.optim.SGD(params, 0.1, momentum=0.9)
+
+
+LIMIT = 0.1  # of norms that are clipped
+
+
+@cache
+def trained_by_one_process(rows: int, optimizer: Optimizer, clips: bool) -> tuple[list[Tensor], list[Tensor], Any]:
+    """Losses [rows] and norms of two steps, the second from the state of the first, and the model."""
+    alone, losses, norms = small(), [], []
+    mine = optimizer(alone.parameters())
+    for step in range(2):
+        losses.append(torch.stack([loss_of(alone, step, each) for each in range(rows)]))
+        losses[-1].mean().backward()
+        if clips:
+            norms.append(clip_grad_norm_(alone.parameters(), LIMIT))
+        mine.step()
+        mine.zero_grad()
+    return [each.detach() for each in losses], norms, alone
+
+
 def assert_trains_as_one_process(
     model: Any,
     rows: int = 1,
     row: int = 0,
-    optimizer: Callable[[Any], Any] = adamw,
-    reference: Callable[[Any], Any] = adamw,
+    optimizer: Optimizer = sgd,
+    reference: Optimizer | None = None,
     clip: Callable[[Any, float], Any] | None = None,
-    alone: Any = None,
-    steps: int = 2,
 ) -> None:
-    """Losses and parameters to 1e-9, the second step from the state of the first; one process has all rows' mean loss.
+    """Losses, norms and parameters to 1e-9 in two steps; one process has all rows' mean loss.
 
     Args:
-        optimizer, reference: those of the model and of one process.
+        reference: the optimizer of one process, if it is another.
         clip: clips the gradients of the optimizer's parameters, and returns their norm.
     """
-    alone = small() if alone is None else alone
-    mine, other = optimizer(model.parameters()), reference(alone.parameters())
-    for step in range(steps):
+    losses, norms, alone = trained_by_one_process(rows, reference or optimizer, clip is not None)
+    mine = optimizer(model.parameters())
+    for step, expected in enumerate(losses):
         loss = loss_of(model, step, row)
-        expected = torch.stack([loss_of(alone, step, each) for each in range(rows)])
         assert abs(loss.item() - expected[row].item()) < 1e-9, step
         loss.backward()
-        expected.mean().backward()
         if clip is not None:
-            norm, limit = clip_grad_norm_(alone.parameters(), 0.1), 0.1
-            assert norm > limit
-            assert abs(whole(clip(mine, limit)) - norm) < 1e-9, step
-        for each in (mine, other):
-            each.step()
-            each.zero_grad()
+            assert norms[step] > LIMIT
+            assert abs(whole(clip(mine, LIMIT)) - norms[step]) < 1e-9, step
+        mine.step()
+        mine.zero_grad()
     assert_alike(model, alone, by=1e-9)
 
 
