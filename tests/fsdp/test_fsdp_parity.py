@@ -1,8 +1,8 @@
 """FSDP computes what one process computes, and what torch's FSDP1, FSDP2 and DDP compute, whatever a model does.
 
-A case is a model and the function that makes one step's gradients with it. Every case trains three steps of SGD with
-momentum; losses, gradients, norms and parameters of every step are compared, and after every step no unit may be
-gathered and no unsharded memory alive.
+A case is a model and the function that makes one step's gradients with it. Every case trains two steps of SGD with
+momentum, or three; losses, gradients, norms and parameters of every step are compared, and after every step no unit may
+be gathered and no unsharded memory alive.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from minifsdp.fsdp.unit import SHARDED
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WIDTH, ROWS, MICRO_BATCHES, STEPS = 5, 12, 4, 3  # 12 rows: an equal share for 1, 2 and 3 ranks
+WIDTH, ROWS, MICRO_BATCHES = 5, 12, 4  # 12 rows: an equal share for 1, 2 and 3 ranks
 FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, *_ = ShardingStrategy
 
 SCHEDULES: dict[str, Any] = {
@@ -471,6 +471,7 @@ class Case(NamedTuple):
         prepare: changes the model before it is wrapped: ties, freezes, or wraps parts by hand with its second argument.
         clip: maximum norm and p.
         set_to_none: the optimizer's `zero_grad`.
+        steps: the second is from the optimizer's state, and an order of units, that the first has left.
     """
 
     units: Callable[[], list[nn.Module]]
@@ -479,6 +480,7 @@ class Case(NamedTuple):
     prepare: Callable[[Net, Callable[..., nn.Module]], None] = lambda net, wrap: None
     clip: tuple[float, float] | None = None
     set_to_none: bool = True
+    steps: int = 2
 
 
 def blocks(count: int) -> Callable[[], list[nn.Module]]:
@@ -564,7 +566,7 @@ def without_grad_inside(units: Any, h: Tensor, turn: Any) -> Tensor:
 
 
 CASES: dict[str, Case] = {
-    "a row": Case(blocks(3)),
+    "a row": Case(blocks(3), steps=3),
     "no units": Case(blocks(2), prepare=no_units),
     "smaller than N": Case(lambda: [Tiny(1), Block(), Tiny(1)]),
     "scalars": Case(lambda: [Tiny(), Block(), Tiny()]),
@@ -580,10 +582,13 @@ CASES: dict[str, Case] = {
     "unused now and then": Case(
         lambda: [Choice(), Block(), Block()],
         lambda u, h, turn: u[1 + turn % 2](u[0](h, left=turn != 1, right=turn != 0)),
+        steps=3,
     ),
-    "order changes": Case(blocks(4), lambda u, h, turn: in_a_row([u[(turn + i) % 4] for i in range(4)], h, turn)),
-    "order turns round": Case(blocks(4), lambda u, h, turn: in_a_row(u if turn % 2 else u[::-1], h, turn)),
-    "shorter and longer": Case(blocks(4), lambda u, h, turn: in_a_row(u[: (4, 1, 3)[turn]], h, turn)),
+    "order changes": Case(
+        blocks(4), lambda u, h, turn: in_a_row([u[(turn + i) % 4] for i in range(4)], h, turn), steps=3
+    ),
+    "order turns round": Case(blocks(4), lambda u, h, turn: in_a_row(u if turn % 2 else u[::-1], h, turn), steps=3),
+    "shorter and longer": Case(blocks(4), lambda u, h, turn: in_a_row(u[: (4, 1, 3)[turn]], h, turn), steps=3),
     "branches": Case(blocks(3), lambda u, h, turn: u[0](h) + u[1](h) * u[2](h)),
     "residuals": Case(blocks(3), lambda u, h, turn: h + u[2](h + u[1](h + u[0](h)))),
     "in place on outputs": Case(blocks(2), add_in_place),
@@ -595,7 +600,7 @@ CASES: dict[str, Case] = {
     "one output used": Case(lambda: [Block(), Two()], one_output_used),
     "output dropped": Case(blocks(3), output_dropped),
     # Wrapping
-    "nested": Case(lambda: [Block(), Nest(), Block()]),
+    "nested": Case(lambda: [Block(), Nest(), Block()], steps=3),
     "nested, called twice": Case(lambda: [Nest(), Block()], lambda u, h, turn: u[0](u[1](u[0](h)))),
     "shell": Case(lambda: [Shell(), Block()]),
     "wrapped by hand": Case(blocks(3), prepare=wrap_by_hand),
@@ -612,7 +617,7 @@ CASES: dict[str, Case] = {
     # Several forwards or backwards
     "accumulate inside no_sync": Case(blocks(2), step=accumulate("nns")),
     "accumulate outside no_sync": Case(blocks(2), step=accumulate("sss")),
-    "accumulate both ways": Case(blocks(2), step=accumulate("snns")),
+    "accumulate both ways": Case(blocks(2), step=accumulate("snns"), steps=3),
     "accumulate, then used no more": Case(
         lambda: [Choice(), Block(), Block()],
         lambda u, h, turn: u[1](u[0](h, left=turn == 0, right=turn > 0)) if turn else u[2](u[0](h)),
@@ -670,7 +675,11 @@ CASES: dict[str, Case] = {
 }
 
 
-# Who trains: each says how to wrap, and gives gradients and parameters whole, under the original names.
+# Who trains: each says how to wrap, which pieces of gradients and parameters this rank has, and how those of all ranks
+# are put together under the original names.
+
+Pick = Callable[[Tensor], Tensor | None]  # the gradient of a parameter, or its value
+Pieces = list[Tensor]  # of one rank, in the same sizes on all
 
 
 class Trainer:
@@ -696,24 +705,33 @@ class Trainer:
     def clip(self, max_norm: float, norm_type: float) -> Tensor:
         return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type)
 
-    def whole(self, pick: Callable[[Tensor], Tensor | None]) -> dict[str, Tensor]:
+    def pieces(self, pick: Pick) -> Pieces:
         """What `pick` makes of each parameter; None counts as zeros."""
-        return {name: or_zeros(pick, p).detach().clone() for name, p in self.model.named_parameters()}
+        return [or_zeros(pick, p) for p in self.model.parameters()]
+
+    def whole(self, of_ranks: list[Pieces]) -> dict[str, Tensor]:
+        names = [name for name, _ in self.model.named_parameters()]
+        return dict(zip(names, of_ranks[0], strict=True))
 
     def check_nothing_left(self) -> None:
         """After a step."""
 
 
-def or_zeros(pick: Callable[[Tensor], Tensor | None], p: Tensor) -> Tensor:
+def or_zeros(pick: Pick, p: Tensor) -> Tensor:
     picked = pick(p)
-    return torch.zeros_like(p) if picked is None else picked
+    return torch.zeros_like(p) if picked is None else picked.detach().clone()
 
 
-def gathered(part: Tensor) -> list[Tensor]:
-    """What each rank has."""
-    parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, part)
-    return parts
+def of_all_ranks(mine: list[Pieces], ranks: int) -> Iterator[list[Pieces]]:
+    """Each of them, of every rank: exchanged at once."""
+    flat = torch.cat([piece.flatten() for pieces in mine for piece in pieces])
+    every = [torch.empty_like(flat) for _ in range(ranks)] if ranks > 1 else [flat]
+    if ranks > 1:
+        dist.all_gather(every, flat)
+    sizes = [piece.numel() for pieces in mine for piece in pieces]
+    found = [iter(part.split(sizes)) for part in every]
+    for pieces in mine:
+        yield [[next(part).view_as(piece) for piece in pieces] for part in found]
 
 
 class Ours(Trainer):
@@ -738,11 +756,12 @@ class Ours(Trainer):
     def clip(self, max_norm: float, norm_type: float) -> Tensor:
         return self.model.clip_grad_norm_(max_norm, norm_type)
 
-    def whole(self, pick: Callable[[Tensor], Tensor | None]) -> dict[str, Tensor]:
+    def pieces(self, pick: Pick) -> Pieces:
+        return [or_zeros(pick, unit.flat.shard) for unit in self.units.values()]
+
+    def whole(self, of_ranks: list[Pieces]) -> dict[str, Tensor]:
         found = {}
-        mine = [or_zeros(pick, unit.flat.shard).detach() for unit in self.units.values()]
-        ranks = [part.split([len(piece) for piece in mine]) for part in gathered(torch.cat(mine))]
-        for (prefix, unit), pieces in zip(self.units.items(), zip(*ranks, strict=True), strict=True):
+        for (prefix, unit), pieces in zip(self.units.items(), zip(*of_ranks, strict=True), strict=True):
             buffer = pieces[0].clone() if unit.plan.inside is None else torch.cat(pieces)
             assert not unit.flat.padding_of(buffer).any(), f"{unit.name}: the padding is not zero"
             for name, piece in zip(unit.flat.names, unit.flat.unflatten(buffer), strict=True):
@@ -790,15 +809,20 @@ class TorchsFsdp1(Trainer):
     def clip(self, max_norm: float, norm_type: float) -> Tensor:
         return self.model.clip_grad_norm_(max_norm, norm_type)
 
-    def whole(self, pick: Callable[[Tensor], Tensor | None]) -> dict[str, Tensor]:
+    def flat(self) -> list[tuple[str, Any]]:
+        instances = [(name, m) for name, m in self.model.named_modules() if isinstance(m, self.fsdp)]
+        return [(name, m._handle.flat_param) for name, m in instances if m._handle is not None]
+
+    def pieces(self, pick: Pick) -> Pieces:
+        return [or_zeros(pick, flat) for _, flat in self.flat()]
+
+    def whole(self, of_ranks: list[Pieces]) -> dict[str, Tensor]:
         found = {}
-        for prefix, module in self.model.named_modules():
-            if isinstance(module, self.fsdp) and module._handle is not None:
-                flat = module._handle.flat_param
-                buffer = torch.cat(gathered(or_zeros(pick, flat).detach()))
-                pieces = buffer.split([*flat._numels, buffer.numel() - sum(flat._numels)])
-                for name, piece, shape in zip(flat._fqns, pieces, flat._shapes, strict=False):
-                    found[clean_name(f"{prefix}.{name}" if prefix else name)] = piece.view(shape)
+        for (prefix, flat), parts in zip(self.flat(), zip(*of_ranks, strict=True), strict=True):
+            buffer = torch.cat(parts)
+            pieces = buffer.split([*flat._numels, buffer.numel() - sum(flat._numels)])
+            for name, piece, shape in zip(flat._fqns, pieces, flat._shapes, strict=False):
+                found[clean_name(f"{prefix}.{name}" if prefix else name)] = piece.view(shape)
         return found
 
 
@@ -826,8 +850,18 @@ class TorchsFsdp2(Trainer):
     def clip(self, max_norm: float, norm_type: float) -> Tensor:
         return super().clip(max_norm, norm_type).full_tensor()
 
-    def whole(self, pick: Callable[[Tensor], Tensor | None]) -> dict[str, Tensor]:
-        return {name: or_zeros(pick, p).full_tensor().detach().clone() for name, p in self.model.named_parameters()}
+    def pieces(self, pick: Pick) -> Pieces:
+        """With the rows that the last ranks lack."""
+        found = []
+        for p in self.model.parameters():
+            rows: Tensor = or_zeros(pick, p).to_local()
+            lacks = -(-len(p) // dist.get_world_size()) - len(rows)
+            found.append(torch.cat([rows, rows.new_zeros(lacks, *p.shape[1:])]))
+        return found
+
+    def whole(self, of_ranks: list[Pieces]) -> dict[str, Tensor]:
+        params, parts = self.model.named_parameters(), zip(*of_ranks, strict=True)
+        return {name: torch.cat(part)[: len(p)] for (name, p), part in zip(params, parts, strict=True)}
 
 
 class TorchsDdp(Trainer):
@@ -837,8 +871,8 @@ class TorchsDdp(Trainer):
     def no_sync(self) -> AbstractContextManager[Any]:
         return self.model.no_sync()
 
-    def whole(self, pick: Callable[[Tensor], Tensor | None]) -> dict[str, Tensor]:
-        return {name.removeprefix("module."): value for name, value in super().whole(pick).items()}
+    def whole(self, of_ranks: list[Pieces]) -> dict[str, Tensor]:
+        return {name.removeprefix("module."): value for name, value in super().whole(of_ranks).items()}
 
 
 # Training, and comparing two who trained
@@ -848,27 +882,28 @@ Record = dict[str, Tensor]  # "step 1, gradient of first.weight", "step 1, loss"
 
 def train(trainer: Trainer, case: Case, rank: int = 0, ranks: int = 1) -> Record:
     record: Record = {}
+    mine: dict[str, Pieces] = {}
     trained = [p for p in trainer.model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, 0.02, momentum=0.9)
     numbers = torch.Generator().manual_seed(5)
-    for turn in range(STEPS):
+    for turn in range(case.steps):
         x = torch.randn(MICRO_BATCHES, ROWS, WIDTH, generator=numbers).chunk(ranks, 1)[rank]
-        loss = case.step(trainer, x, turn).detach().clone()
-        if ranks > 1:
-            dist.all_reduce(loss)
-        record[f"step {turn}, loss"] = loss / ranks
+        mine[f"step {turn}, loss"] = [case.step(trainer, x, turn).detach().clone()]
         if case.clip is not None:
             record[f"step {turn}, norm"] = trainer.clip(*case.clip)
         for p in trained:  # None counts as zero, for momentum too
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        for name, gradient in trainer.whole(lambda p: p.grad).items():
-            record[f"step {turn}, gradient of {name}"] = gradient
+        mine[f"step {turn}, gradient of "] = trainer.pieces(lambda p: p.grad)
         optimizer.step()
-        for name, value in trainer.whole(lambda p: p).items():
-            record[f"step {turn}, {name}"] = value
+        mine[f"step {turn}, "] = trainer.pieces(lambda p: p)
         if case.step is not forward_after_the_backward:
             trainer.check_nothing_left()
         optimizer.zero_grad(case.set_to_none)
+    for (title, _), of_ranks in zip(mine.items(), of_all_ranks([*mine.values()], ranks), strict=True):
+        if title.endswith("loss"):
+            record[title] = torch.stack([loss for (loss,) in of_ranks]).mean()
+        else:
+            record |= {title + name: value for name, value in trainer.whole(of_ranks).items()}
     return record
 
 
