@@ -13,7 +13,8 @@ from pathlib import Path
 
 from minifsdp.course.cli import main
 from minifsdp.course.cli.commands import COMMANDS
-from minifsdp.course.warm.client import RANKS_NEED, Process, server
+from minifsdp.course.warm.client import Process, server
+from minifsdp.course.warm.needs import RANKS_NEED
 
 NEEDS = (*RANKS_NEED, *(f"minifsdp.course.cli.{command.module}" for command in COMMANDS.values()), "matplotlib.pyplot")
 

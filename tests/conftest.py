@@ -6,6 +6,7 @@ What took longest goes first, so that no worker begins it when the others are do
 """
 
 import json
+import os
 import re
 import signal
 from collections import defaultdict
@@ -32,8 +33,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """What the tests start hears signals, also where this process ignores them: under nohup, in a script's background.
 
-    A process inherits what is ignored, but not a handler that does nothing.
+    A process inherits what is ignored, but not a handler that does nothing. It also has one thread where a rank or this
+    process would have more: on busy cores, threads that share an operator mostly wait for each other.
     """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
     is_worker = hasattr(config, "workerinput")
     if is_worker or not getattr(config.option, "numprocesses", None):  # workers inherit what is ignored
         for number in SIGNALS:

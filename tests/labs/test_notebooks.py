@@ -1,7 +1,8 @@
 """The notebooks print what is stored in them: as shipped, and with the reference answers written into the exercises.
 
-Each runs under nbval in a process of its own and in an empty folder. With answers `make test-notebooks` runs the labs
-that have changed since `make test-labs` ran, which runs all, and a part of the others.
+Each runs under nbval in a process of its own, most of them in a fork (notebooks_in_forks.py), and in an empty folder.
+With answers, `make test-notebooks` runs the labs that have changed since `make test-labs` ran, which runs all, and a
+part of the others.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
+import notebooks_in_forks
 import psutil
 import pytest
 from all_ran import rest_of
 
+from minifsdp.course.system.housekeeping import TREE
+from minifsdp.course.warm.client import Process
 from minifsdp.course.workshop.catalogue import EXERCISE, all_labs, labs_folder, setup_of, shipped_notebook, tags_of
 from minifsdp.course.workshop.references import find_reference, lab_references
 from minifsdp.course.workshop.store import Store
@@ -30,6 +35,7 @@ from minifsdp.course.workshop.submission import Submission
 SECONDS = 600  # for one notebook, on a machine that is busy with much else
 MARK = "MINIFSDP_TEST_NOTEBOOK"
 SAMPLE = ("07", "13")  # of the labs that have not changed
+AS_USERS_DO = ("00-blank", "05-blank")  # the others' processes are forks
 BLANK = [f"{lab}-blank" for lab in all_labs()]
 WRITTEN_IN = [pytest.param(f"{lab}-written", marks=rest_of(lab, "lab", sampled=lab in SAMPLE)) for lab in all_labs()]
 
@@ -73,7 +79,7 @@ def keep_earlier_answers(lab: str, folder: Path) -> None:
             Store(folder).write("answers", ref.id, answer._asdict())
 
 
-def run(case: str, folder: Path) -> Run:
+def run(case: str, folder: Path, start: Callable[..., subprocess.Popen[bytes] | Process]) -> Run:
     """One notebook under nbval, and what it has left behind."""
     lab, kind = case.split("-")
     shipped, copy = shipped_notebook(lab), folder / f"lab{lab}.ipynb"
@@ -88,25 +94,25 @@ def run(case: str, folder: Path) -> Run:
     options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), "--color=no", "--nbval"]
     options += ["--nbval-current-env", "--nbval-cell-timeout=120", f"--nbval-sanitize-with={folder / 'nbval.cfg'}"]
     mark = uuid.uuid4().hex
+    environ = {**os.environ, MARK: mark, TREE: mark, "IPYTHONDIR": str(folder / ".ipython")}
     log = folder / "log"
     with log.open("w") as output:
-        nbval = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *options, str(copy)],
-            cwd=folder,
-            env={**os.environ, MARK: mark, "IPYTHONDIR": str(folder / ".ipython")},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
+        nbval = start([*options, str(copy)], folder, environ, output)
+    with suppress(subprocess.TimeoutExpired):
         nbval.wait(SECONDS)
-    except subprocess.TimeoutExpired:
-        nbval.kill()
-        nbval.wait()
+    nbval.kill()
     left = left_by(mark)
     for process in left:
         with suppress(psutil.Error):
             process.kill()
-    return Run(nbval.returncode, log.read_text(), [str(process) for process in left])
+    return Run(nbval.wait(), log.read_text(), [str(process) for process in left])
+
+
+def start_program(
+    options: list[str], folder: Path, environ: dict[str, str], output: IO[str]
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "pytest", *options]
+    return subprocess.Popen(command, cwd=folder, env=environ, stdout=output, stderr=subprocess.STDOUT)
 
 
 def left_by(mark: str, patience: float = 5.0) -> list[psutil.Process]:
@@ -121,7 +127,7 @@ def left_by(mark: str, patience: float = 5.0) -> list[psutil.Process]:
 
 def is_of(process: psutil.Process, mark: str) -> bool:
     try:
-        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+        return mark in process.environ().values() and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, OSError):
         return False
 
@@ -135,7 +141,7 @@ def fonts() -> None:
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize("case", [*BLANK, *WRITTEN_IN])
 def test_a_notebook_prints_what_is_stored_in_it(case: str, tmp_path: Path) -> None:
-    done = run(case, tmp_path)
+    done = run(case, tmp_path, start_program if case in AS_USERS_DO else notebooks_in_forks.start)
     assert done.code == 0, done.output
     assert done.left == [], f"still running: {done.left}"
     lab, kind = case.split("-")

@@ -33,7 +33,8 @@ from minifsdp.course.launch.errors import Failure, rank_error
 from minifsdp.course.launch.inside import pickled
 from minifsdp.course.link.carriers import Transfer
 from minifsdp.course.warm import client
-from minifsdp.course.warm.client import RANKS_NEED, RANKS_USE, server
+from minifsdp.course.warm.client import server
+from minifsdp.course.warm.needs import RANKS_NEED, RANKS_USE
 
 LAUNCHER = str(Path(local.__file__).parent)
 

@@ -18,6 +18,7 @@ from marked import within
 from minifsdp.course.system.housekeeping import LABEL, SERVER, TREE, label
 from minifsdp.course.warm import client
 from minifsdp.course.warm.client import Process, Server
+from minifsdp.course.warm.needs import RANKS_NEED, RANKS_USE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 
@@ -92,7 +93,7 @@ def test_it_imports_what_is_needed_once_and_has_one_thread_and_no_cuda_before_an
 
     assert seen(server, needs=())["torch"] is False
     for _ in range(2):
-        assert seen(server, needs=(*client.RANKS_NEED, *client.RANKS_USE))["torch"]
+        assert seen(server, needs=(*RANKS_NEED, *RANKS_USE))["torch"]
         assert threads() == 1
     assert seen(server, needs=())["torch"], "the server has it from now on"
     assert seen(server, needs=("no_such_module",))["torch"]

@@ -228,7 +228,7 @@ def test_it_waits_for_what_it_has_killed_though_that_no_longer_shows_whose_it_is
 
     monkeypatch.setattr(psutil.Process, "kill", kill_slowly)
     monkeypatch.setattr(psutil.Process, "environ", lambda self: {} if self.pid in dying else environ(self))
-    end_members(psutil.Process(root.pid), "deadbeef")
+    end_members(root.pid, "deadbeef")
     root.kill()
     assert dying == {other.pid}
     assert not running(other.pid)

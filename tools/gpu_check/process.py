@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from minifsdp.course.system.housekeeping import TREE, label
 from minifsdp.course.workshop.tree import end_members
 
@@ -64,7 +62,7 @@ def run_limited(
         try:
             code = _wait(process, limit)
         finally:
-            end_members(psutil.Process(process.pid) if process.poll() is None else None, mark)
+            end_members(process.pid if process.poll() is None else None, mark)
             process.kill()
             process.wait()
     return Ended(code, time.monotonic() - start, _last_line(log))

@@ -13,7 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from minifsdp.course.cli.common import fail, new_app
 from minifsdp.course.cli.signals import INTERRUPTED
-from minifsdp.course.warm.client import RANKS_NEED, server
+from minifsdp.course.warm.client import server
+from minifsdp.course.warm.needs import RANKS_NEED
 
 
 class Command(NamedTuple):
@@ -89,7 +90,7 @@ def _commands() -> None:
 
 
 def _prepare_ranks(command: Command) -> None:
-    """Let the server import what the ranks will need while this process imports what the command needs."""
+    """Make the server import what the ranks will need while this process imports what the command needs."""
     if command.ranks_need and "--help" not in sys.argv and "RANK" not in os.environ:
         with suppress(OSError):  # a launch will say that there is none
             server.prepare((*RANKS_NEED, *(f"minifsdp.course.{module}" for module in command.ranks_need)))

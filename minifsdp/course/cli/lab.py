@@ -17,6 +17,8 @@ from rich.table import Table
 from minifsdp.course.cli.common import fail, new_app, new_console, progress_bar
 from minifsdp.course.cli.output import was_written
 from minifsdp.course.cli.signals import cleaning_up
+from minifsdp.course.warm.client import server
+from minifsdp.course.warm.needs import CHECKS_NEED
 from minifsdp.course.workshop import catalogue, copies, editions, progress
 
 GIB = 2**30
@@ -127,9 +129,7 @@ def check(
 
     Example: minifsdp lab check 5.2
     """
-    from minifsdp.course.workshop.process import FEWEST_NEED, prepare
-
-    prepare(FEWEST_NEED)  # while this command reads the notebook
+    server.prepare(CHECKS_NEED)  # while this command reads the notebook
     from minifsdp.course.workshop.references import find_reference, lab_of, lab_references
     from minifsdp.course.workshop.saved import check_saved, saves
 

@@ -19,7 +19,8 @@ from minifsdp.course.launch.errors import Failure, Kind, RankError, name_cells, 
 from minifsdp.course.launch.rank import Task
 from minifsdp.course.launch.start import RankProcess, pack, sources_in_memory, start_rank
 from minifsdp.course.launch.world import World
-from minifsdp.course.warm.client import RANKS_USE, server
+from minifsdp.course.warm.client import server
+from minifsdp.course.warm.needs import RANKS_USE
 
 _INTENDED = "Warning: An unbatched P2P op"  # NCCL's C++ prints it past Python's filters, on each rank, for each peer
 _START_LIMIT = 120.0  # seconds until every rank must be ready

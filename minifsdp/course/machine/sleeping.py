@@ -21,7 +21,7 @@ from minifsdp.pipeline import PipelineStage, Schedule
 from minifsdp.pipeline.actions import Plan, stages_of
 from minifsdp.pipeline.simulate import Timed, length_of
 
-STEPS = 3  # after one that connects the ranks; the shortest counts
+STEPS = 2  # after one that connects the ranks, in which no stage sleeps; the shortest counts
 
 
 def run_asleep(plan: Plan, seconds: Mapping[str, float], steps: int = STEPS) -> list[list[Timed]]:
@@ -39,10 +39,11 @@ def run_asleep(plan: Plan, seconds: Mapping[str, float], steps: int = STEPS) -> 
 def _steps_asleep(plan: Plan, seconds: Mapping[str, float], steps: int) -> list[list[Timed]]:
     """The actions of this rank in each step, timed by a clock that all processes of a machine share."""
     done: list[Timed] = []
+    naps = dict.fromkeys(seconds, 0.0)
 
     def nap() -> None:
         action, start = schedule.executor.at, time.monotonic()
-        time.sleep(seconds[action.kind])
+        time.sleep(naps[action.kind])
         done.append(Timed(action, start, time.monotonic()))
 
     count = 1 + max(action.stage for actions in plan for action in actions)
@@ -62,6 +63,7 @@ def _steps_asleep(plan: Plan, seconds: Mapping[str, float], steps: int) -> list[
         x = torch.zeros(micros, 1, device=device)
         schedule.step(*([x] if 0 in mine else []), target=x if count - 1 in mine else None)
         found.append(list(done))
+        naps.update(seconds)
     return found
 
 

@@ -39,7 +39,7 @@ def memory_steps(rungs: Sequence[Rung], path: str | Path) -> None:
 
 
 def memory_frames(rungs: Sequence[Rung]) -> Iterator[Figure]:
-    """The frames: always the same figure, into which everything is drawn once, and of which a frame shows a part."""
+    """The frames: always the same figure. Everything is drawn into it once, and each frame shows a part of it."""
     with wall_style():
         peaks = [sum(at_peak(rung["curve"]).values()) / _MIB for rung in rungs]
         figure = _figure(len(rungs))

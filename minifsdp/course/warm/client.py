@@ -17,15 +17,10 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from minifsdp.course.system.housekeeping import SERVER, label, padded_label
+from minifsdp.course.warm.needs import RANKS_NEED
 from minifsdp.course.warm.request import Request, send
 from minifsdp.course.warm.server import serve_in_fork
 
-# What a rank needs. None of it may start a thread or initialize CUDA's driver: neither survives a fork.
-RANKS_NEED = ("minifsdp.course.launch.rank", "torch._dynamo")  # an optimizer's first step imports _dynamo
-RANKS_USE = (  # most of them at least one; imported when the first launch is on its way
-    *(f"minifsdp.{name}" for name in ("ddp", "zero", "fsdp", "fsdp2", "tensor_parallel", "pipeline", "checkpoint")),
-    *(f"minifsdp.course.{name}" for name in ("watch.ledger", "ladder.rungs", "ladder.measure", "explore.log")),
-)
 PATIENCE = 5.0  # seconds in which a server that is ended is replaced by another
 GONE = 255  # the exit code of a process whose server has ended before it
 _PER_PROCESS = "TORCH_DISTRIBUTED_DEBUG"  # torch reads it when it is imported; each process has its caller's level

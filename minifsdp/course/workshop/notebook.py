@@ -9,8 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from minifsdp.course.warm.client import server
+from minifsdp.course.warm.needs import CHECKS_NEED, RANKS_NEED, RANKS_USE
 from minifsdp.course.workshop.cells import collect, define
-from minifsdp.course.workshop.process import Verdict, prepare, run_check
+from minifsdp.course.workshop.process import Verdict, run_check
 from minifsdp.course.workshop.references import find_reference, is_blank, lab_of, lab_references
 from minifsdp.course.workshop.store import Store
 from minifsdp.course.workshop.submission import Submission
@@ -23,7 +25,7 @@ _submissions: dict[str, Submission] = {}  # by exercise, this notebook's answers
 _states: dict[str, str] = {}
 
 if "ipykernel" in sys.modules:  # a notebook's set-up cell: while the learner reads, import what checks need
-    prepare()
+    server.prepare((*CHECKS_NEED, *RANKS_NEED, *RANKS_USE))
 
 
 def exercise(exercise_id: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,8 @@ import psutil
 
 from minifsdp.course.system.housekeeping import TREE
 from minifsdp.course.system.plain_files import files_below, read_plain
-from minifsdp.course.warm.client import RANKS_NEED, RANKS_USE, Process, server
+from minifsdp.course.warm.client import Process, server
+from minifsdp.course.warm.needs import CHECKS_NEED, RANKS_NEED, RANKS_USE
 from minifsdp.course.workshop.child import needs_ranks
 from minifsdp.course.workshop.submission import Submission
 from minifsdp.course.workshop.supervisor import supervise
@@ -37,8 +38,6 @@ POLL_SECONDS = 0.1
 PATIENCE = 5.0  # seconds
 MIB = 2**20
 LARGEST_RESULT = MIB  # bytes
-FEWEST_NEED = ("minifsdp.course.workshop.checking",)  # a check without ranks; it may come to need the others too
-MOST_NEED = (*FEWEST_NEED, *RANKS_NEED, *RANKS_USE)
 
 
 class Verdict(NamedTuple):
@@ -73,11 +72,6 @@ class Limits:
 LEARNER = Limits()
 
 
-def prepare(needs: Sequence[str] = MOST_NEED) -> None:
-    """Let the server import now what a check will need."""
-    server.prepare(needs)
-
-
 def run_check(
     submission: Submission,
     limits: Limits = LEARNER,
@@ -101,7 +95,7 @@ def run_check(
         (folder / "task.json").write_text(json.dumps({**submission._asdict(), **settings}))
         with _asked(folder, output, submission.exercise, secret) as check:
             ended = _watch(check, folder, output, limits, alive)
-        prepare()  # for the next
+        server.prepare((*RANKS_NEED, *RANKS_USE))  # for the next
         return ended if isinstance(ended, Verdict) else _verdict(folder, output, secret, ended)
 
 
@@ -133,7 +127,7 @@ def _asked(folder: Path, output: IO[bytes], exercise: str, secret: str) -> Itera
                 stdio=(their_lifeline, their_report, output.fileno()),
                 environ=environ,
                 folder=str(folder),
-                needs=(*FEWEST_NEED, *RANKS_NEED) if needs_ranks(exercise) else FEWEST_NEED,
+                needs=(*CHECKS_NEED, *RANKS_NEED) if needs_ranks(exercise) else CHECKS_NEED,
             )
         finally:
             os.close(their_lifeline)
@@ -141,8 +135,7 @@ def _asked(folder: Path, output: IO[bytes], exercise: str, secret: str) -> Itera
         yield _Check(supervisor, lifeline, report)
     finally:
         if supervisor is not None and supervisor.pid:
-            root = psutil.Process(supervisor.pid) if supervisor.poll() is None else None
-            end_members(root, _tree(secret))
+            end_members(supervisor.pid if supervisor.poll() is None else None, _tree(secret))
         os.close(lifeline)  # the supervisor goes last: it kills the orphans that remain
         os.close(report)
         if supervisor is not None:

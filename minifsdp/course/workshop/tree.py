@@ -10,8 +10,15 @@ import psutil
 from minifsdp.course.system.housekeeping import TREE
 
 
-def end_members(root: psutil.Process | None, tree: str, patience: float = 5.0) -> None:
-    """Kill everything that a process has started, orphans that carry the tree's label included, but not the process."""
+def end_members(pid: int | None, tree: str, patience: float = 5.0) -> None:
+    """Kill everything that a process has started, orphans with the tree's label included, but not the process itself.
+
+    Args:
+        pid: the process's id; None if it has ended.
+        tree: the label.
+        patience: seconds after which what cannot be killed is left.
+    """
+    root = psutil.Process(pid) if pid is not None and psutil.pid_exists(pid) else None
     deadline = time.monotonic() + patience
     family: set[psutil.Process] = set()
     while time.monotonic() < deadline:

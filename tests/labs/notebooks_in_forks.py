@@ -1,0 +1,65 @@
+"""nbval on a notebook, and the notebook's kernel, as forks of servers that have imported what both need.
+
+Only how they start differs from `pytest --nbval`, which test_notebooks.py runs, too, as users do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from jupyter_client.provisioning import local_provisioner
+
+from minifsdp.course.warm.client import Process, server
+from minifsdp.course.warm.needs import RANKS_NEED, RANKS_USE
+
+NOTEBOOKS_USE = ("ipykernel.kernelapp", "ipykernel.zmqshell", "matplotlib.pyplot", "matplotlib_inline.backend_inline")
+NEEDS = (*RANKS_NEED, *RANKS_USE, *NOTEBOOKS_USE, "nbval.plugin", __name__)
+
+
+def start(options: Sequence[str], folder: Path, environ: Mapping[str, str], output: IO[str]) -> Process:
+    """Start `pytest OPTIONS...` in a folder."""
+    with open(os.devnull, "r+") as null:
+        return server.start(
+            "nbval",
+            run_pytest,
+            list(options),
+            stdio=(null.fileno(), output.fileno(), output.fileno()),
+            folder=str(folder),
+            environ=environ,
+            needs=NEEDS,
+        )
+
+
+def run_pytest(options: list[str]) -> None:
+    """Run pytest to its end; a kernel that it starts is a fork of a server that is a fork of this process."""
+    server.fork_here()
+    local_provisioner.launch_kernel = launch_kernel
+    sys.exit(pytest.main(options))
+
+
+def launch_kernel(
+    cmd: list[str], *, stderr: IO[str], env: Mapping[str, str], cwd: str | None = None, **others: Any
+) -> Process:
+    """What jupyter_client's function of this name does, with what it uses of a `subprocess.Popen`."""
+    with open(os.devnull, "r+") as null:
+        stdio = (null.fileno(), null.fileno(), stderr.fileno())
+        argv = cmd[cmd.index("ipykernel_launcher") :]
+        kernel: Any = server.start("kernel", run_kernel, stdio=stdio, folder=cwd, environ=env, argv=argv, needs=NEEDS)
+    kernel.stdin = kernel.stdout = kernel.stderr = None
+    while os.getpgid(kernel.pid) != kernel.pid:  # signals are sent to its group, before this the server's
+        time.sleep(0.001)
+    return kernel
+
+
+def run_kernel() -> None:
+    """Run the kernel that the command line in `sys.argv` describes; its ranks and checks are forks of this process."""
+    server.fork_here()
+    from ipykernel.kernelapp import IPKernelApp
+
+    IPKernelApp.launch_instance()
