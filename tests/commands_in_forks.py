@@ -1,22 +1,27 @@
-"""`minifsdp ...` as a process of its own that need not import torch: a fork of the tests' warm server.
+"""Programs that need not import torch: forks of the tests' warm server.
 
-For commands whose entry point is not what is tested. `tests/commands/test_cli.py` and others start real programs.
+For programs whose start is not what is tested. `tests/commands/test_cli.py` and others start real ones.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from minifsdp.course.cli import main
 from minifsdp.course.cli.commands import COMMANDS
 from minifsdp.course.warm.client import Process, server
 from minifsdp.course.warm.needs import RANKS_NEED
 
-NEEDS = (*RANKS_NEED, *(f"minifsdp.course.cli.{command.module}" for command in COMMANDS.values()), "matplotlib.pyplot")
+COMMANDS_NEED = (*(f"minifsdp.course.cli.{command.module}" for command in COMMANDS.values()), "matplotlib.pyplot")
+NEEDS = (*RANKS_NEED, *COMMANDS_NEED, "torch.distributed.run")
 
 
 def run_command() -> None:
@@ -25,44 +30,88 @@ def run_command() -> None:
     main()
 
 
-def start(
+def run_python(*words: str) -> None:
+    """Do what `python WORDS` does with a file, or with `-m` and a module."""
+    first, *rest = (word for word in words if word != "-u")
+    sys.argv[:] = rest if first == "-m" else [first, *rest]
+    if first == "-m":
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(first, run_name="__main__")
+
+
+def run_torchrun() -> None:
+    """Run the torchrun in `sys.argv`; its ranks are forks instead of programs."""
+    from torch.distributed import run
+
+    launch: Any = run.elastic_launch
+    run.elastic_launch = lambda config, entrypoint: launch(replace(config, start_method="fork"), run_python)  # type: ignore[assignment,misc]
+    run.main()
+
+
+def start(*words: str, **streams: Any) -> Process:
+    """Start `minifsdp WORDS...`; arguments as for `start_fork`."""
+    return start_fork(run_command, "minifsdp", *words, **streams)
+
+
+def start_fork(
+    function: Callable[..., None],
     *words: str,
+    args: tuple[Any, ...] = (),
     out: int | None = None,
     errors: int | None = None,
     folder: Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Process:
-    """Start `minifsdp WORDS...`; its standard output and errors go to these file descriptors, or nowhere."""
+    """Start a process that calls `function(*args)`, with WORDS as `sys.argv`.
+
+    Its standard output and errors go to these file descriptors, or nowhere.
+    """
     with open(os.devnull, "r+") as null:
         nowhere = null.fileno()
         return server.start(
             "command",
-            run_command,
+            function,
+            *args,
             stdio=(nowhere, nowhere if out is None else out, nowhere if errors is None else errors),
-            argv=["minifsdp", *words],
+            argv=words,
             folder=str(folder) if folder else None,
             environ=environ,
             needs=NEEDS,
         )
 
 
-def minifsdp(
-    *words: str, folder: Path | None = None, environ: Mapping[str, str] | None = None, timeout: float = 120
+def minifsdp(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run `minifsdp WORDS...` to its end; arguments and errors as for `run_fork`."""
+    return run_fork(run_command, "minifsdp", *words, **settings)
+
+
+def torchrun(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run `torchrun WORDS...` to its end; arguments and errors as for `run_fork`."""
+    return run_fork(run_torchrun, "torchrun", *words, **settings)
+
+
+def run_fork(
+    function: Callable[..., None],
+    *words: str,
+    folder: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = 120,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `minifsdp WORDS...` to its end.
+    """Run a process that calls `function()`, with WORDS as `sys.argv`, to its end.
 
     Raises:
         subprocess.TimeoutExpired: it has not ended within `timeout` seconds; it is killed.
     """
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        process = start(*words, out=out.fileno(), errors=errors.fileno(), folder=folder, environ=environ)
+        process = start_fork(function, *words, out=out.fileno(), errors=errors.fileno(), folder=folder, environ=environ)
         try:
             code = process.wait(timeout)
             if code is None:
                 process.kill()
-                raise subprocess.TimeoutExpired(["minifsdp", *words], timeout)
+                raise subprocess.TimeoutExpired(words, timeout)
         finally:
             process.close()
         for each in (out, errors):
             each.seek(0)
-        return subprocess.CompletedProcess(["minifsdp", *words], code, out.read(), errors.read())
+        return subprocess.CompletedProcess(words, code, out.read(), errors.read())

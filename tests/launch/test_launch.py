@@ -25,6 +25,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from commands_in_forks import run_python, start_fork, torchrun
 from torch.utils.data import DataLoader, Dataset
 
 from minifsdp.course.ladder.measure import Settings
@@ -116,23 +117,20 @@ def test_preloading_does_not_touch_cuda() -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
 
 
-def test_ranks_have_the_debug_level_of_the_moment() -> None:
-    """Whatever it was when the server started: torch reads it when it is imported."""
-    script = """
-        import os
-        import torch.distributed as dist
-        from minifsdp.course.launch import launch
-
-        def level():
-            return dist.get_debug_level().name
-
-        found = []
-        for said in ("DETAIL", "OFF", "INFO"):
-            os.environ["TORCH_DISTRIBUTED_DEBUG"] = said
-            found += launch(level, 1)
-        assert found == ["DETAIL", "OFF", "INFO"], found
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_ranks_have_the_debug_level_of_the_moment(monkeypatch: Any) -> None:
+    """Whatever it was when the server started: torch reads it when it is imported, and the server knows none."""
+    name = "TORCH_DISTRIBUTED_DEBUG"
+    monkeypatch.setenv(name, "DETAIL")
+    started_now = client.Server()
+    started_now.prepare(())
+    assert started_now.process is not None
+    assert name not in psutil.Process(started_now.process.pid).environ()
+    started_now.process.kill()
+    started_now.process.wait()
+    for said in ("DETAIL", "OFF", "INFO"):
+        monkeypatch.setenv(name, said)
+        assert launch(lambda: dist.get_debug_level().name, 1) == [said]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
@@ -580,11 +578,9 @@ json.dump(log, open(f"log{rank}.json", "w"))
 
 def test_spmd_runs_in_the_ranks_of_torchrun(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SPMD_SCRIPT)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "script.py"]
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    job = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, env=environ, timeout=120, capture_output=True, text=True
-    )
+    words = ["--standalone", "--nproc-per-node", "3", str(tmp_path / "script.py")]
+    job = torchrun(*words, folder=tmp_path, environ=environ)
     assert job.returncode == 0, job.stderr
     logs = [json.loads((tmp_path / f"log{rank}.json").read_text()) for rank in range(3)]
     pids = [seen[3] for seen in logs[0]["all"]]
@@ -616,7 +612,7 @@ from minifsdp.course.launch import RankError, launch, spmd
 join_group, began = spmd.join_group, time.monotonic()
 
 def join(*arguments):
-    print("group waits", arguments[-1])
+    print("group waits", arguments[-1], flush=True)
     join_group(*arguments)
 
 def stuck_elsewhere():
@@ -641,29 +637,28 @@ def test_spmd_one_rank_raises_while_another_is_stuck_outside_gloo(raises: int, t
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     where = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "script.py", str(raises)],
-            cwd=tmp_path,
-            env=os.environ | where | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        first = {rank.stdout.readline() for rank in ranks if rank.stdout}
-        began = time.monotonic()
-        output, errors = ranks[raises].communicate(timeout=50)
-        assert time.monotonic() - began < 40
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in (0, 1):
+            out, errors = (stack.enter_context((tmp_path / f"{name}{rank}").open("w")) for name in ("out", "errors"))
+            ranks.append(
+                start_fork(
+                    run_python,
+                    args=(str(tmp_path / "script.py"), str(raises)),
+                    out=out.fileno(),
+                    errors=errors.fileno(),
+                    environ=os.environ | where | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                )
+            )
+            for end in (ranks[rank].close, ranks[rank].wait, ranks[rank].kill):  # the last one first
+                stack.callback(end)
+        assert ranks[raises].wait(40) == 0
         assert ranks[1 - raises].poll() is None, "the other is stuck"
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
+    errors = (tmp_path / f"errors{raises}").read_text()
     assert errors.index(f"[rank {raises}] Traceback") < errors.index(f"raised rank {raises} failed: ValueError: slip")
-    assert (first, output) == ({"group waits 600.0\n"}, "group waits 60\n"), "as a launch, at most ten minutes"
+    first = "group waits 600.0\n"
+    assert (tmp_path / f"out{raises}").read_text() == first + "group waits 60\n", "as a launch, at most ten minutes"
+    assert (tmp_path / f"out{1 - raises}").read_text().startswith(first)
 
 
 class Runs:
@@ -712,17 +707,13 @@ def test_spmd_without_a_rendezvous_says_what_is_missing(monkeypatch: Any) -> Non
         launch(int, 2)
 
 
-@pytest.mark.parametrize("moment", ["before the request", "before the fork"])
-def test_a_server_that_is_ended_as_a_rank_starts_is_replaced(moment: str) -> None:
+def test_a_server_that_is_ended_as_a_rank_starts_is_replaced() -> None:
+    """Before the fork; tests/launch/test_warm.py does it before the request."""
     launch(len, 1, "before")
     ended = server.process
     assert ended is not None
-    if moment == "before the request":
-        ended.kill()
-        ended.wait()
-    else:
-        ended.send_signal(signal.SIGSTOP)
-        threading.Timer(0.2, ended.kill).start()
+    ended.send_signal(signal.SIGSTOP)
+    threading.Timer(0.2, ended.kill).start()
     assert launch(len, 2, "usable") == [6, 6]
     assert server.process is not ended
     assert ended.returncode == -signal.SIGKILL

@@ -118,6 +118,22 @@ def test_the_exit_code_is_told(server: Server, how: str, code: int, tmp_path: Pa
     assert (tmp_path / "errors").read_text().endswith("ValueError: mine\n") == (how == "raise")
 
 
+def test_one_that_has_ended_before_a_request_is_replaced() -> None:
+    server = Server()
+    server.prepare(())
+    ended = server.process
+    assert ended is not None
+    ended.kill()
+    ended.wait()
+    process = server.start("ends", end, "exit", needs=())
+    assert process.wait(30) == 7
+    process.close()
+    assert server.process is not None
+    assert server.process is not ended
+    server._connection.close()  # type: ignore[union-attr]
+    server.process.wait(5)
+
+
 def label_shown(process: Process) -> dict[str, str]:
     return {name: text for name, text in psutil.Process(process.pid).environ().items() if name in (LABEL, TREE)}
 

@@ -3,8 +3,6 @@
 import os
 import re
 import socket
-import subprocess
-import sys
 import textwrap
 import warnings
 from datetime import timedelta
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from commands_in_forks import torchrun
 
 from minifsdp import comm, gloo
 from minifsdp.course.launch import launch, rank_device, spmd, world
@@ -250,8 +249,8 @@ def test_ranks_that_choose_differently_say_so(tmp_path: Path):
             print(f"{os.environ['RANK']} says {str(error).splitlines()[0]}", flush=True)
     """
     (tmp_path / "script.py").write_text(textwrap.dedent(script))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
-    done = subprocess.run([*torchrun, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    words = ["--nproc-per-node", "2", "--master-port", free_port(), str(tmp_path / "script.py")]
+    done = torchrun(*words, timeout=90)
     assert done.returncode == 0, done.stderr
     host = socket.gethostname()
     for rank in "01":
