@@ -6,7 +6,7 @@ The programs are recorded with real tensors on a link that carries nothing: what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -110,6 +110,33 @@ def name(request: pytest.FixtureRequest) -> str:
     return schedule
 
 
+class Small(nn.Module):
+    """As many units as a GPT, with as few operators as will do: a schedule sees units only."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(48, 48)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.linear(x))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(257, 48), nn.Linear(48, 257)
+        self.blocks = nn.ModuleList(Small.Block() for _ in range(4))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+def gpt() -> GPT:
+    return GPT(width=48, layers=4, context=8)
+
+
 class Checkpointed(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -133,16 +160,20 @@ class Accumulating(nn.Module):
 
 
 def build(
-    name: str, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD, with_all: bool = False, **options: Any
+    name: str,
+    strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD,
+    with_all: bool = False,
+    make: Callable[[], Any] = Small,
+    **options: Any,
 ) -> Trainer:
-    gpt = GPT(width=48, layers=4, context=8)
+    whole = make()
     if with_all:
-        gpt.blocks[1] = Checkpointed(gpt.blocks[1])  # a checkpoint around a unit
+        whole.blocks[1] = Checkpointed(whole.blocks[1])  # a checkpoint around a unit
     model = FullyShardedDataParallel(
-        gpt,
+        whole,
         Groups(PaperGroup(2), PaperGroup(2) if strategy.is_hybrid else None),  # type: ignore[arg-type]
         strategy,
-        auto_wrap_policy={Block},
+        auto_wrap_policy={Block, Small.Block},
         schedule=SCHEDULES[name],
         **options,
     )
@@ -154,12 +185,18 @@ def build(
     return Trainer(Accumulating(model), optimizer, lambda: model.clip_grad_norm_(1.0))
 
 
-def _inside(block: Block) -> Callable[[Tensor], Any]:
+def _inside(block: nn.Module) -> Callable[[Tensor], Any]:
     forward = type(block).forward
     return lambda x: checkpoint(partial(forward, block), x, use_reentrant=False)
 
 
-def record(name: str, steps: int = 3, **kwargs: Any) -> Program:
+@cache
+def three_steps(name: str) -> Program:
+    """The first has no order to follow yet."""
+    return record(name, steps=3)
+
+
+def record(name: str, steps: int = 2, **kwargs: Any) -> Program:
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     return record_steps(partial(build, name, **kwargs), (tokens, tokens), steps)
 
@@ -172,12 +209,12 @@ def hazards(program: Program, without: Callable[[Instruction], bool] = lambda ea
 
 def test_no_schedule_has_a_hazard_with_all_that_a_step_may_have(name: str) -> None:
     """Accumulation, checkpoints around and inside a unit, clipping."""
-    assert replay(record(name, steps=2, with_all=True), A100).hazards == []
+    assert replay(record(name, with_all=True), A100).hazards == []
 
 
 @pytest.mark.parametrize("name", ["overlap", "prefetch-PRE-None", "limit-PRE-None"])
 def test_nor_with_parameters_that_stay_from_forward_to_backward(name: str) -> None:
-    program = record(name, strategy=ShardingStrategy.SHARD_GRAD_OP)
+    program = record(name, 3, strategy=ShardingStrategy.SHARD_GRAD_OP, make=gpt)
     assert hazards(program) == set()
     grads = hazards(program, lambda each: isinstance(each, RecordStream) and is_a(program, each, "gradients"))
     assert grads == ({"reused too early"} if name != "prefetch-PRE-None" else set())
@@ -187,7 +224,7 @@ def test_nor_with_parameters_that_stay_from_forward_to_backward(name: str) -> No
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_nor_with_any_option(monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]) -> None:
     monkeypatch.setattr(process_groups, "global_ranks", lambda group: [0, 1])  # groups of paper have none
-    program = record(name, steps=2, **options)
+    program = record(name, make=gpt, **options)
     assert hazards(program) == set()
 
     def is_needed(each: Instruction) -> bool:
@@ -202,7 +239,7 @@ def test_nor_with_any_option(monkeypatch: pytest.MonkeyPatch, name: str, options
 def test_nor_have_the_rungs_before(monkeypatch: pytest.MonkeyPatch, rung: Callable[..., Trainer]) -> None:
     monkeypatch.setattr(partition, "check_same_on_all_ranks", lambda *_: None)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
-    program = record_steps(partial(rung, GPT(width=48, layers=4, context=8)), (tokens, tokens), steps=2)
+    program = record_steps(partial(rung, gpt()), (tokens, tokens), steps=2)
     assert hazards(program) == set()
     assert "missing wait" in hazards(program, lambda each: isinstance(each, Wait))
 
@@ -212,7 +249,7 @@ def is_a(program: Program, each: RecordStream, tag: str) -> bool:
 
 
 def test_every_kind_of_wait_is_needed(name: str) -> None:
-    program = record(name)
+    program = three_steps(name)
     assert hazards(program) == set()
 
     def without(kind: type, holds: Callable[[Any], bool]) -> set[str]:
@@ -238,13 +275,13 @@ def test_every_kind_of_wait_is_needed(name: str) -> None:
 
 
 def test_a_limiter_is_for_memory_not_for_order() -> None:
-    program = record("limit-PRE-None")
+    program = three_steps("limit-PRE-None")
     assert hazards(program, lambda each: isinstance(each, Synchronize)) == set()
 
 
 def test_each_wait_of_a_step_by_itself() -> None:
     """The middle one of three steps of an OverlapSchedule, with what goes wrong where one instruction is missing."""
-    program = record("overlap")
+    program = three_steps("overlap")
     instructions = program.instructions
     begin, end = [at for at, each in enumerate(instructions) if each == Mark(STEP)][1:]
     redundant = []

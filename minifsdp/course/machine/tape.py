@@ -115,7 +115,7 @@ class Tape(Books):
 
     def begins(self, func: Any, given: Any) -> None:
         """Note the running unit before an operator: the last named unit among its arguments; views are ignored."""
-        if not (self.are_paused or func.is_view or func.namespace == "prim"):
+        if not (self.are_paused or func.is_view):
             with DisableTorchFunctionSubclass():
                 named = [buffer for buffer in self._buffers(given) if buffer in self._named]
             self._unit = self._unit_of(named[-1]) if named else self._unit

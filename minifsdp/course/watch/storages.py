@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from torch import Tensor, UntypedStorage
+from torch.nn import Parameter
 
 from minifsdp.private import (
     DisableTorchFunctionSubclass,
@@ -186,6 +187,8 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # a DTensor's operators come back here on its local tensor
+        if func.namespace == "prim":  # a tensor without memory is asked for its device
+            return func(*args, **(kwargs or {}))
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -207,6 +210,9 @@ def tell_resizes(books: Books) -> Callable[[UntypedStorage, int], Any]:
     return resize_
 
 
+_PLAIN = (Tensor, Parameter)  # no subclass: most tensors, for which torch's question would take longest
+
+
 @contextmanager
 def garbage_collected_by_us() -> Iterator[None]:
     """Allow only explicit garbage collections inside the `with`; they are cheap, since older objects are frozen."""
@@ -221,16 +227,19 @@ def garbage_collected_by_us() -> Iterator[None]:
             gc.enable()
 
 
-def storages_in(given: Any) -> Iterator[UntypedStorage]:
+def storages_in(given: Any) -> list[UntypedStorage]:
     """The storages in an operator's inputs or outputs."""
+    found: list[UntypedStorage] = []
     for leaf in leaves_in(given):
         if isinstance(leaf, Tensor):
-            if is_traceable_wrapper_subclass(leaf):  # a DTensor's storage is that of its local tensor
-                yield from storages_in([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
+            if type(leaf) not in _PLAIN and is_traceable_wrapper_subclass(leaf):
+                # a DTensor's storage is that of its local tensor
+                found += storages_in([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
             elif leaf.device.type != "meta" and has_storage(leaf):  # sparse tensors have no storage
-                yield leaf.untyped_storage()
+                found.append(leaf.untyped_storage())
         elif isinstance(leaf, UntypedStorage):
-            yield leaf
+            found.append(leaf)
+    return found
 
 
 def _is_in(storage: UntypedStorage, given: Any) -> bool:
