@@ -32,7 +32,7 @@ from minifsdp.fsdp.unit import SHARDED
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WIDTH, ROWS, STEPS = 5, 4, 3
+WIDTH, ROWS, STEPS = 5, 4, 2
 
 
 class Case(NamedTuple):
