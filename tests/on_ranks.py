@@ -69,7 +69,7 @@ class Checks:
         *,
         ranks: int | tuple[int, ...] = 2,
         slow: tuple[int, ...] = (),
-        wide: bool = False,
+        wide: bool | str = False,
         behaviour: int | tuple[int, ...] = (),
         **axes: Iterable[Any],
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -79,7 +79,8 @@ class Checks:
             ranks: how many ranks run it; with several numbers it is a check on each. Those after the first are `wide`,
                 as are all above four.
             slow: of these numbers, those that CI leaves to `make test-full`.
-            wide: leave all of them to `make test-wide`: more of what `make test` shows with less.
+            wide: leave all of them to `make test-wide`: more of what `make test` shows with less. "combinations": leave
+                it those without which `make test` still meets every value of every argument.
             behaviour: the numbers in docs/parity.md of what it shows.
             **axes: of each argument the values, or titles and values.
         """
@@ -87,14 +88,18 @@ class Checks:
         marks = [pytest.mark.behaviour(*numbers)] if numbers else []
         several = (ranks,) if isinstance(ranks, int) else ranks
         first = next((number for number in several if number not in slow), 0)
+        titles = [[*titled(values)] for values in axes.values()]
+        rounds = range(max(map(len, titles), default=1))
+        enough = [tuple(values[turn % len(values)] for values in titles) for turn in rounds]
 
         def collect(fn: Callable[..., Any]) -> Callable[..., Any]:
-            for choice in product(*map(titled, axes.values())):
+            for choice in product(*titles):
                 name = "-".join([fn.__name__, *(title for title, _ in choice)])
                 values = dict(zip(axes, (value for _, value in choice), strict=True))
+                more = wide is True or (wide == "combinations" and choice not in enough)
                 for number in several:
                     self._checks[number][name] = partial(fn, **values)
-                    is_wide = wide or number != first or number > 4
+                    is_wide = more or number != first or number > 4
                     tier = [pytest.mark.slow] * (number in slow) + [pytest.mark.wide] * is_wide
                     self.params.append(pytest.param(number, name, id=f"{name}-{number}", marks=[*marks, *tier]))
             return fn

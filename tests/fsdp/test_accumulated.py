@@ -59,7 +59,7 @@ def assert_same(found: list[Tensor | None], expected: list[Tensor | None]) -> No
         assert (a is None and b is None) or torch.equal(a, b)
 
 
-@check(behaviour=26, kind=KINDS, orig=(False, True), set_to_none=(True, False))
+@check(behaviour=26, kind=KINDS, orig=(False, True), set_to_none=(True, False), wide="combinations")
 def zero_grad_drops_what_no_sync_has_accumulated(kind: dict[str, Any], orig: bool, set_to_none: bool) -> None:
     """In the middle of a window, and between a forward and its backward; the gradients are those of what follows."""
     expected = wrapped(orig, **kind)
@@ -144,7 +144,7 @@ def one_parameter_alone_is_dropped() -> None:
 # Hooks
 
 
-@check(kind=KINDS, orig=(False, True))
+@check(kind=KINDS, orig=(False, True), wide="combinations")
 def hooks_of_what_the_optimizer_has_see_reduced_gradients(kind: dict[str, Any], orig: bool) -> None:
     model, expected = wrapped(orig, **kind), wrapped(orig, **kind)
     for _ in range(4):
@@ -212,7 +212,7 @@ HOOKS: dict[str, Callable[[Tensor], Tensor | None]] = {
 }
 
 
-@check(kind=KINDS, hook=HOOKS)
+@check(kind=KINDS, hook=HOOKS, wide="combinations")
 def a_hook_of_an_original_parameter_has_its_shape(kind: dict[str, Any], hook: Any) -> None:
     model, expected = wrapped(True, **kind), wrapped(True, **kind)
     backward(expected, 1)

@@ -87,7 +87,7 @@ def run(model: Any, order: list[str], last_only: bool) -> dict[str, int]:
     return gathers
 
 
-@check(order=ORDERS, strategy=(FULL, GRAD_OP), schedule=SCHEDULES, last_only=(False, True))
+@check(order=ORDERS, strategy=(FULL, GRAD_OP), schedule=SCHEDULES, last_only=(False, True), wide="combinations")
 def gradients_are_those_of_one_process(
     order: list[str], strategy: ShardingStrategy, schedule: Any, last_only: bool
 ) -> None:
@@ -101,7 +101,7 @@ def gradients_are_those_of_one_process(
             torch.testing.assert_close(p.grad, q.grad)
 
 
-@check(order=ORDERS, schedule=SCHEDULES)
+@check(order=ORDERS, schedule=SCHEDULES, wide="combinations")
 def what_stays_whole_is_gathered_once_for_all_micro_batches(order: list[str], schedule: Any) -> None:
     model = wrapped(GRAD_OP, schedule=schedule)
     assert sum(run(model, order, last_only=True).values()) == BLOCKS
@@ -114,7 +114,7 @@ def units_of(model: Any) -> list[Any]:
     return [m._unit for m in Fsdp.fsdp_modules(model) if m._unit is not None]
 
 
-@check(strategy=(FULL, GRAD_OP), schedule=SCHEDULES, use_orig_params=(False, True))
+@check(strategy=(FULL, GRAD_OP), schedule=SCHEDULES, use_orig_params=(False, True), wide="combinations")
 def each_unit_reduces_now_or_later(strategy: ShardingStrategy, schedule: Any, use_orig_params: bool) -> None:
     model, plain = wrapped(strategy, schedule=schedule, use_orig_params=use_orig_params), net()
     for number in range(3):

@@ -426,6 +426,7 @@ class Judged(nn.Module):
     strategy=(FULL_SHARD, SHARD_GRAD_OP),
     prefetch=(None, *BackwardPrefetch),
     way=("one", "in a list", "both"),
+    wide="combinations",
 )
 def a_loss_that_a_unit_leaves_on_itself_begins_its_backward(
     strategy: ShardingStrategy, prefetch: BackwardPrefetch | None, way: str

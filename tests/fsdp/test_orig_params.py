@@ -125,7 +125,14 @@ def a_parameter_of_a_sharded_unit_is_read_by_no_other(orig: bool, when: str, rea
 # Both modes
 
 
-@check(behaviour=6, orig=(False, True), strategy=STRATEGIES, offload=(False, True), when=("before", "after"))
+@check(
+    behaviour=6,
+    orig=(False, True),
+    strategy=STRATEGIES,
+    offload=(False, True),
+    when=("before", "after"),
+    wide="combinations",
+)
 def a_model_cast_after_wrapping_trains_on(orig: bool, strategy: ShardingStrategy, offload: bool, when: str) -> None:
     model, expected = wrapped(orig, strategy, cpu_offload=CPUOffload(offload)), plain()
     if when == "after":  # torch refuses then

@@ -557,7 +557,14 @@ def check_clipping(model: Fsdp, norm_type: float, low: bool) -> None:
         assert model.clip_grad_norm_(1.0, norm_type).dtype is BF16
 
 
-@check(behaviour=43, p=(1, 2, float("inf"), 0.5), orig=(False, True), offload=(False, True), low=(False, True))
+@check(
+    behaviour=43,
+    p=(1, 2, float("inf"), 0.5),
+    orig=(False, True),
+    offload=(False, True),
+    low=(False, True),
+    wide="combinations",
+)
 def clipping_is_by_the_norm_of_everything(p: float, orig: bool, offload: bool, low: bool) -> None:
     check_clipping(mixed_model(orig, offload, low), p, low)
 

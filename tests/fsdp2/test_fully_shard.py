@@ -933,7 +933,7 @@ def small_and_alone() -> tuple[nn.Module, nn.Module]:
     return mine, alone
 
 
-@check(ranks=3, p=(0.5, 1, 2, 3, float("inf")), foreach=(None, False, True))
+@check(ranks=3, p=(0.5, 1, 2, 3, float("inf")), foreach=(None, False, True), wide="combinations")
 def torchs_clipping_is_right_where_a_rank_has_no_rows(p: float, foreach: bool | None) -> None:
     mine, alone = small_and_alone()
     optimizers = [torch.optim.AdamW(model.parameters(), 0.1, fused=True) for model in (mine, alone)]

@@ -76,7 +76,7 @@ def gpt(tied: bool = False) -> GPT:
     return GPT(VOCABULARY, 12, BLOCKS, 2, TOKENS, tied).double()
 
 
-@check(ranks=(2, 3), name=NAMES, tied=(False, True))
+@check(ranks=(2, 3), name=NAMES, tied=(False, True), wide="combinations")
 def the_courses_gpt(name: str, tied: bool) -> None:
     """Also when gradients of several steps add up."""
     whole, (tokens, targets) = gpt(tied), rows(2 * MICROS)
@@ -182,7 +182,7 @@ def stage_of(name: str, stages: int, stage: int) -> Any:
     return keep_transformers_stage(model, parts, stage, added=added, tied=name == "gpt2")
 
 
-@check(ranks=(2, 3), name=("llama", "gpt2"), kind=("1f1b", "interleaved"), masked=(False, True))
+@check(ranks=(2, 3), name=("llama", "gpt2"), kind=("1f1b", "interleaved"), masked=(False, True), wide="combinations")
 def models_of_transformers(name: str, kind: str, masked: bool) -> None:
     """With a mask of padding and position ids for every stage, which are cut with the batch."""
     whole, (tokens, targets) = build(name), rows(2 * MICROS)

@@ -67,7 +67,8 @@ def alone(count: int, x: Tensor, target: Tensor, micros: int) -> tuple[nn.Sequen
     return model, losses, torch.cat(outputs)
 
 
-@check(ranks=(2, 3, 4), name=tuple(SCHEDULES), micros=(4, 8, 9))
+@check(ranks=(2, 3, 4), name=tuple(SCHEDULES), micros=(8, 9))
+@check(ranks=(2, 3, 4), name=tuple(SCHEDULES), micros=(4,), wide=True)
 def trains_as_one_process(name: str, micros: int) -> None:
     ranks = dist.get_world_size()
     if name == "dualpipe v" and micros < 2 * ranks:
@@ -133,7 +134,12 @@ def messages_of_a_step(micros: int) -> None:
         assert sum(sent) == (down + up) * micros * WIDTH * 8 + headers * down * 256 * 8
 
 
-@check(ranks=4, name=("gpipe", "1f1b", "zb-h1", "interleaved", "zbv"), how=("ddp", "torch's ddp", "fsdp2", "zero1"))
+@check(
+    ranks=4,
+    name=("gpipe", "1f1b", "zb-h1", "interleaved", "zbv"),
+    how=("ddp", "torch's ddp", "fsdp2", "zero1"),
+    wide="combinations",
+)
 def data_parallel_inside_a_stage(name: str, how: str) -> None:
     """Reduced once in a step, whatever the number of micro-batches."""
     mesh, micros = mesh_of((2, 2), "dp", "pp"), 4
@@ -176,7 +182,7 @@ TORCHS: dict[str, dict[str, Any]] = {
 }
 
 
-@check(ranks=4, name=("1f1b", "zb-h1"), options=TORCHS)
+@check(ranks=4, name=("1f1b", "zb-h1"), options=TORCHS, wide="combinations")
 def torchs_ddp_inside_a_stage(name: str, options: dict[str, Any]) -> None:
     """It calls its communication hook once in a step for each bucket, unless the user has switched reductions off."""
     mesh = mesh_of((2, 2), "dp", "pp")

@@ -434,7 +434,7 @@ HONOURED: dict[str, dict[str, Any]] = {
 }
 
 
-@check(orig=(False,), make=list(OPTIMIZERS), fields=HONOURED)
+@check(orig=(False,), make=list(OPTIMIZERS), fields=HONOURED, wide="combinations")
 @check(orig=(True,), make=list(OPTIMIZERS), fields=HONOURED, wide=True)
 def torchs_options_give_what_they_give_in_torch(orig: bool, make: str, fields: dict[str, Any]) -> None:
     options = torchs.StateDictOptions(**fields)
@@ -451,7 +451,7 @@ def torchs_options_give_what_they_give_in_torch(orig: bool, make: str, fields: d
         same(comparable(state), comparable(other), 1e-5)
 
 
-@check(orig=(False, True), make=list(OPTIMIZERS))
+@check(orig=(False, True), make=list(OPTIMIZERS), wide="combinations")
 def a_round_trip_with_torchs_options_goes_on_as_if_uninterrupted(orig: bool, make: str) -> None:
     """The recipe of torch's documentation, with the functions of ours."""
     options = torchs.StateDictOptions(cpu_offload=True)

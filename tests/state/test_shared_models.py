@@ -172,7 +172,7 @@ FORMS = ("sharded", "whole", "from rank 0")
 LATER = {"flat": OTHERS["flat, original"], "DDP": OTHERS["DDP"]}
 
 
-@check(make=SHARED | LATER, form=FORMS)
+@check(make=SHARED | LATER, form=FORMS, wide="combinations")
 def the_state_of_frozen_parameters_is_loaded(make: Callable[[int], nn.Module], form: str) -> None:
     a_state_comes_back(make, form)
 
@@ -469,7 +469,7 @@ def rank_0_sends_whole_values_only(make: Callable[[int], nn.Module]) -> None:
 ON_META = {"FSDP2": by_parameter, "partly": partly, "plain": net}
 
 
-@check(make=ON_META, form=FORMS[1:], to_cpu=(False, True))
+@check(make=ON_META, form=FORMS[1:], to_cpu=(False, True), wide="combinations")
 def what_is_on_meta_gets_its_values(make: Callable[[int], nn.Module], form: str, to_cpu: bool) -> None:
     source = net(7).state_dict()
     with torch.device("meta"):
@@ -565,7 +565,7 @@ class RowMeans(torch.optim.Optimizer):
             p.data -= self.param_groups[0]["lr"] * p.grad / (state["mean"] + 1).sqrt()
 
 
-@check(make=SHARED | LATER, form=FORMS[1:])
+@check(make=SHARED | LATER, form=FORMS[1:], wide="combinations")
 def a_state_of_another_shape_than_its_parameter_is_refused(make: Callable[[int], nn.Module], form: str) -> None:
     """On all ranks, before anything is loaded."""
     model, optimizer = trained(make)
@@ -653,7 +653,7 @@ def states_are_torchs_with_every_option(make: Callable[[int], nn.Module]) -> Non
             assert_same(found[0], before[0])  # on CPU `.cpu()` would be no copy
 
 
-@check(make={"FSDP2": by_parameter, "TP": tensor_parallel, "partly": partly}, full=(False, True))
+@check(make={"FSDP2": by_parameter, "TP": tensor_parallel, "partly": partly}, full=(False, True), wide="combinations")
 def torchs_functions_load_ours_and_ours_torchs(make: Callable[[int], nn.Module], full: bool) -> None:
     pair = trained(make)
     expected = whole(*pair)

@@ -90,7 +90,7 @@ def assert_trains_as_one_process(
         assert_alike(p, q)
 
 
-@check(ranks=(2, 4, 3), slow=(3,), options=OPTIONS, tied=(False, True))
+@check(ranks=(2, 4, 3), slow=(3,), options=OPTIONS, tied=(False, True), wide="combinations")
 def it_trains_as_one_process_does(options: dict[str, bool], tied: bool) -> None:
     mesh = mesh_of((dist.get_world_size(),), "tp")
     model = parallelize_gpt(gpt(tied=tied), mesh, **options)

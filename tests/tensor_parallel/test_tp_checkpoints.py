@@ -151,7 +151,12 @@ def dcp_from_any_to_any(source: Callable[[int], Any], vocabulary: int) -> None:
             assert_equal_states(other, other_optimizer, *alone, local_parts)
 
 
-@check(ranks=4, source={name: make for name, make in KINDS.items() if "torch" not in name}, broadcast=(False, True))
+@check(
+    ranks=4,
+    source={name: make for name, make in KINDS.items() if "torch" not in name},
+    broadcast=(False, True),
+    wide="combinations",
+)
 def whole_states(source: Callable[[int], Any], broadcast: bool) -> None:
     """With a vocabulary of 13, at which torch's `distribute_tensor` fails."""
     alone, alone_optimizer = trained(KINDS["one process"], 13)
@@ -202,7 +207,7 @@ def step(model: Any, optimizer: Any) -> Tensor:
 FUSED = {"dp 1 x tp 4": (1, 4), "dp 2 x tp 2": (2, 2), "ddp 2 x tp 2": (2, 2, True)}
 
 
-@check(ranks=4, layout=FUSED, broadcast=(False, True))
+@check(ranks=4, layout=FUSED, broadcast=(False, True), wide="combinations")
 def a_fused_weight_to_one_process_and_back(layout: Any, broadcast: bool) -> None:
     """Of 5 columns, which the ranks do not divide."""
     pair = attention(*layout)

@@ -69,7 +69,7 @@ def fsdp2_over_the_replicas(sequence: bool) -> None:
     assert_trains_as_one_process(model, 2, both.get_local_rank("dp"), adamw, clip=clipped_by_torch)
 
 
-@check(ranks=4, sequence=SEQUENCE, inner=("layers", "root"))
+@check(ranks=4, sequence=SEQUENCE, inner=("layers", "root"), wide="combinations")
 def fsdp2_of_the_layers_themselves(sequence: bool, inner: str) -> None:
     both = mesh()
     model = sharded(parallel(both["tp"], sequence), both["dp"], inner)
@@ -87,10 +87,8 @@ def our_clipping_counts_every_shard_once(sequence: bool) -> None:
     torch.testing.assert_close(norm, torch.stack([g.norm() for g in gradients]).norm().to(norm.dtype))
 
 
-@check(ranks=4, sequence=SEQUENCE, how={"sgd": {}})
-@check(
-    ranks=(4, 8), sequence=SEQUENCE, how={"adamw, clipped": {"optimizer": adamw, "clip": clipped_by_torch}}, wide=True
-)
+@check(ranks=4, sequence=SEQUENCE, options={"sgd": {}})
+@check(ranks=(4, 8), sequence=SEQUENCE, options={"adamw": {"optimizer": adamw, "clip": clipped_by_torch}}, wide=True)
 def hybrid_sharding_on_three_dimensions(sequence: bool, options: dict[str, Any]) -> None:
     """Two replicas; of four ranks each is sharded over one, of eight over two."""
     cube = mesh_of((2, dist.get_world_size() // 4, 2), "replicate", "shard", "tp")
@@ -100,7 +98,7 @@ def hybrid_sharding_on_three_dimensions(sequence: bool, options: dict[str, Any])
     assert_trains_as_one_process(model, dist.get_world_size() // 2, row, **options)
 
 
-@check(ranks=4, sequence=SEQUENCE, reentrant=(False, True))
+@check(ranks=4, sequence=SEQUENCE, reentrant=(False, True), wide="combinations")
 def activation_checkpointing(sequence: bool, reentrant: bool) -> None:
     both = mesh()
     model = parallel(both["tp"], sequence)
@@ -129,7 +127,7 @@ POLICIES = {
 }
 
 
-@check(ranks=4, sequence=SEQUENCE, policy=POLICIES)
+@check(ranks=4, sequence=SEQUENCE, policy=POLICIES, wide="combinations")
 def mixed_precision(sequence: bool, policy: Any) -> None:
     """Layers compute in 16 bits; parameters and gradients stay in fp32."""
     both = mesh()
@@ -152,7 +150,7 @@ MESHES = {"sharded": ((2, 2), ("dp", "tp")), "hybrid": ((2, 1, 2), ("replicate",
 STYLES = {"ours": SequenceParallel, "torch's": theirs.SequenceParallel}
 
 
-@check(ranks=4, shape=MESHES, style=STYLES, micros=(1, 3))
+@check(ranks=4, shape=MESHES, style=STYLES, micros=(1, 3), wide="combinations")
 def every_sum_is_in_the_dtype_of_the_reduction(shape: Any, style: Any, micros: int) -> None:
     """bf16 computes 256 + 1 = 256: over tensor-parallel ranks, micro-batches, ranks and replicas."""
     both = mesh_of(shape[0], *shape[1])
@@ -175,7 +173,7 @@ def every_sum_is_in_the_dtype_of_the_reduction(shape: Any, style: Any, micros: i
 SCALERS = {"torch's": torch.amp.GradScaler, "ours": ShardedGradScaler}
 
 
-@check(ranks=4, sequence=SEQUENCE, kind=SCALERS)
+@check(ranks=4, sequence=SEQUENCE, kind=SCALERS, wide="combinations")
 def an_infinity_on_one_rank_skips_the_step_on_all(sequence: bool, kind: Any) -> None:
     both = mesh()
     model = sharded(parallel(both["tp"], sequence, dtype=torch.float32), both["dp"])
@@ -212,7 +210,7 @@ DDP_OPTIONS = {
 }
 
 
-@check(ranks=4, sequence=SEQUENCE, options=DDP_OPTIONS)
+@check(ranks=4, sequence=SEQUENCE, options=DDP_OPTIONS, wide="combinations")
 def ddp_over_the_replicas(sequence: bool, options: dict[str, Any]) -> None:
     both = mesh()
     model = DistributedDataParallel(parallel(both["tp"], sequence), process_group=both.get_group("dp"), **options)
@@ -246,7 +244,9 @@ def ddp_without_synchronization(sequence: bool) -> None:
     assert_alike(model, alone, lambda p: p.grad)
 
 
-@check(ranks=4, sequence=SEQUENCE, kind={"1": Zero1Optimizer, "2": Zero2Optimizer}, cap=(25, 0.0005))
+@check(
+    ranks=4, sequence=SEQUENCE, kind={"1": Zero1Optimizer, "2": Zero2Optimizer}, cap=(25, 0.0005), wide="combinations"
+)
 def zero_over_the_replicas(sequence: bool, kind: Any, cap: float) -> None:
     """Its norm is over both dimensions."""
     both = mesh()
@@ -325,6 +325,7 @@ def the_layouts_of_gradients() -> None:
     sequence=SEQUENCE,
     p=(1.0, 2.0, 3.0, float("inf")),
     foreach=(None, True, False) if SCALES_SUMMANDS else (False,),
+    wide="combinations",
 )
 def norms_of_gradients(sequence: bool, p: float, foreach: bool | None) -> None:
     model, alone = parallel(tp_mesh(), sequence), small()
@@ -346,7 +347,7 @@ OPTIMIZERS = {
 }
 
 
-@check(ranks=2, sequence=SEQUENCE, optimizer=OPTIMIZERS)
+@check(ranks=2, sequence=SEQUENCE, optimizer=OPTIMIZERS, wide="combinations")
 def optimizers(sequence: bool, optimizer: Any) -> None:
     model = parallel(tp_mesh(), sequence)
     assert_trains_as_one_process(model, optimizer=optimizer)
@@ -413,7 +414,7 @@ def masks_agree_on_replicated_activations_only(sequence: bool) -> None:
     assert not torch.equal(m1, m3)
 
 
-@check(ranks=2, sequence=SEQUENCE, reentrant=(False, True))
+@check(ranks=2, sequence=SEQUENCE, reentrant=(False, True), wide="combinations")
 def recomputation_and_restored_states_repeat_the_masks(sequence: bool, reentrant: bool) -> None:
     model = parallel(tp_mesh(), sequence, p=0.5)
     torch.manual_seed(7)
@@ -433,7 +434,7 @@ def recomputation_and_restored_states_repeat_the_masks(sequence: bool, reentrant
 EXPERTS = {"on a part of the mesh": "tp", "plain": None, "the same on all": "same"}
 
 
-@check(ranks=4, p=(2.0, float("inf")), order=(1, -1), experts=EXPERTS)
+@check(ranks=4, p=(2.0, float("inf")), order=(1, -1), experts=EXPERTS, wide="combinations")
 def norms_that_differ_between_ranks_are_refused(p: float, order: int, experts: str | None) -> None:
     both = mesh()
     own = 1.0 if experts == "same" else 1.0 + dist.get_rank() // (2 if experts else 1)

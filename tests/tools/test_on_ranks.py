@@ -26,6 +26,14 @@ def test_of_several_numbers_of_ranks_the_first_that_is_quick_is_in_the_short_loo
     assert marks[6:] == [(6, {"wide"}), (8, {"wide"}), (2, {"wide"})]
 
 
+def test_the_short_loop_meets_every_value_of_every_argument() -> None:
+    check = Checks(__name__)
+    check(wide="combinations", one=(1, 2), two=("a", "b", "c"), three=(True, False))(a_check)
+    short = [param.values[1].split("-")[1:] for param in check.params if not param.marks]
+    assert len(check.params) == 12
+    assert short == [["1", "a", "True"], ["1", "c", "True"], ["2", "b", "False"]]
+
+
 def test_what_is_deselected_is_not_run(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     ran: list[tuple[int, list[str]]] = []
 

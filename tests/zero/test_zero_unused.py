@@ -79,7 +79,7 @@ def assert_same_training(ours: tuple[Experts, Any], theirs: tuple[Experts, torch
     torch.testing.assert_close(ours[1].state_dict(), theirs[1].state_dict(), rtol=1e-9, atol=1e-11)
 
 
-@check(ranks=(2, 3), stage=STAGES, setting=SETTINGS)
+@check(ranks=(2, 3), stage=STAGES, setting=SETTINGS, wide="combinations")
 def training_is_that_of_torch_optim(stage: Any, setting: tuple[Any, dict[str, Any]]) -> None:
     """Ranks route at random; parts are frozen and thawed; gradients are dropped, zeroed and accumulated."""
     optimizer_class, defaults = setting
