@@ -18,8 +18,8 @@ from jupyter_client.provisioning import local_provisioner
 from minifsdp.course.warm.client import Process, server
 from minifsdp.course.warm.needs import RANKS_NEED, RANKS_USE
 
-NOTEBOOKS_USE = ("ipykernel.kernelapp", "ipykernel.zmqshell", "matplotlib.pyplot", "matplotlib_inline.backend_inline")
-NEEDS = (*RANKS_NEED, *RANKS_USE, *NOTEBOOKS_USE, "nbval.plugin", __name__)
+# Not ipykernel: the ranks are forks as well, and tqdm writes for a notebook wherever it is imported.
+NEEDS = (*RANKS_NEED, *RANKS_USE, "matplotlib_inline.backend_inline", "matplotlib.pyplot", "nbval.plugin", __name__)
 
 
 def start(options: Sequence[str], folder: Path, environ: Mapping[str, str], output: IO[str]) -> Process:
