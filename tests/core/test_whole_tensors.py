@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import Checks
+from on_ranks import Checks, mesh_of
 from torch import Tensor, nn, optim
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from minifsdp import DistributedDataParallel, Zero1Optimizer, Zero2Optimizer
@@ -303,11 +302,11 @@ def rows(model: nn.Module) -> nn.Module:
 
 
 def tensor_parallel(model: nn.Module) -> nn.Module:
-    return parallelize_module(model, init_device_mesh("cpu", (3,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return parallelize_module(model, mesh_of((3,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
 def columns(model: nn.Module) -> nn.Module:
-    return parallelize_module(model, init_device_mesh("cpu", (4,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return parallelize_module(model, mesh_of((4,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
 @check(ranks=3, sharded={"rows": rows, "tensor parallel": tensor_parallel})
@@ -366,7 +365,7 @@ def whole(t: Tensor) -> Tensor:
 
 
 def hybrid(model: nn.Module) -> nn.Module:
-    return fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    return fully_shard(model, mesh=mesh_of((2, 2), "replicate", "shard"))
 
 
 def weights(model: nn.Module) -> list[Any]:
@@ -397,7 +396,7 @@ def an_optimizer_that_reads_a_part_is_refused(sharded: Any) -> None:
 
 @check(ranks=4)
 def pending_gradients_are_parts_and_replicated_ones_are_not() -> None:
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = mesh_of((4,))
     columns(net())
     for placement in (Partial(), Replicate()):
         p = nn.Parameter(DTensor.from_local(torch.ones(2, 2), mesh, [Replicate()]))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from minifsdp.course.machine.task import LIMIT, ours, try_schedule
+from minifsdp.course.machine import task
+from minifsdp.course.machine.task import LIMIT, SHAPE, ours, try_schedule
 from minifsdp.course.workshop import scores
 from minifsdp.course.workshop.catalogue import labs_folder
 from minifsdp.course.workshop.store import Store
@@ -61,11 +63,19 @@ def test_the_lab_s_figures_are_those_of_today() -> None:
     ]
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two units and the root."""
+    monkeypatch.setattr(task, "SHAPE", replace(SHAPE, recorded=1))
+
+
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(("schedule", "says"), [(NeverReduces, "not reduced"), (ForgetsABlock, "not reduced")])
 def test_a_program_that_would_not_train_does_not_count(schedule: Any, says: str) -> None:
     assert says in (try_schedule(schedule).problem or "")
 
 
+@pytest.mark.usefixtures("small")
 def test_a_schedule_that_does_not_run_raises_as_it_would_in_training() -> None:
     with pytest.raises(RuntimeError, match="is sharded"):
         try_schedule(NeverGathers)
