@@ -21,7 +21,7 @@ from minifsdp.fsdp2 import Held, Recorded
 from minifsdp.fsdp2.hooks import state_of
 from minifsdp.fsdp2.prefetch import ListedPrefetch
 
-SETTINGS = Settings(ranks=2, layers=4, width=128)
+SETTINGS = Settings(ranks=2, layers=5, width=128)
 SLOW = replace(  # so that the host runs far ahead
     A100,
     flops={each: flops / 400 for each, flops in A100.flops.items()},
