@@ -372,26 +372,30 @@ def weights(model: nn.Module) -> list[Any]:
     return [p for p in model.parameters() if p.ndim == 2]
 
 
-@check(ranks=4, sharded={"rows": rows, "hybrid": hybrid, "tensor parallel": columns})
-def an_optimizer_that_reads_a_part_is_refused(sharded: Any) -> None:
+@check(
+    ranks=4,
+    wide="combinations",
+    name=[*READS, *WHOLE],
+    sharded={"rows": rows, "hybrid": hybrid, "tensor parallel": columns},
+)
+def an_optimizer_that_reads_a_part_is_refused(name: str, sharded: Any) -> None:
     """Of a number that is pending, in any of its steps; a number that is whole, it can read."""
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    for name, number in (READS | WHOLE).items():
-        model, alone = sharded(net()), net()
-        optimizers = [Scaled(weights(each), number) for each in (model, alone)]
-        for step in range(3):
-            for each, optimizer in zip((model, alone), optimizers, strict=True):
-                optimizer.zero_grad()
-                each(x).square().sum().backward()
-                refused = pytest.raises(
-                    ValueError, match=r"^a method or hook of Scaled reads a number .* only this rank's part: write p\."
-                )
-                with refused if step == 2 and name in READS and each is model else contextlib.nullcontext():
-                    optimizer.step()
-        if name in WHOLE:
-            for p, q in zip(weights(model), weights(alone), strict=True):
-                torch.testing.assert_close(whole(p), q, msg=name)
-        assert isinstance(weights(model)[0].grad.norm().item(), float)  # outside of optimizers, as in torch
+    model, alone = sharded(net()), net()
+    optimizers = [Scaled(weights(each), (READS | WHOLE)[name]) for each in (model, alone)]
+    for step in range(3):
+        for each, optimizer in zip((model, alone), optimizers, strict=True):
+            optimizer.zero_grad()
+            each(x).square().sum().backward()
+            refused = pytest.raises(
+                ValueError, match=r"^a method or hook of Scaled reads a number .* only this rank's part: write p\."
+            )
+            with refused if step == 2 and name in READS and each is model else contextlib.nullcontext():
+                optimizer.step()
+    if name in WHOLE:
+        for p, q in zip(weights(model), weights(alone), strict=True):
+            torch.testing.assert_close(whole(p), q)
+    assert isinstance(weights(model)[0].grad.norm().item(), float)  # outside of optimizers, as in torch
 
 
 @check(ranks=4)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -158,6 +158,16 @@ OFFLOADED: dict[str, Callable[[], Trainer]] = {
 }
 
 
+COMBINED = (  # with nothing that the others do not have in some way
+    *("fp16 with a scaler", "original parameters", "hybrid", "not sharded"),
+    *("accumulation, original parameters", "DDP that copies", "offload", "offload, hybrid"),
+)
+
+
+def titles(cases: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.wide] * (name in COMBINED)) for name in cases]
+
+
 def waits_of(name: str) -> list[str]:
     """In the other process. (At construction DDP and ZeRO compare the ranks' models, for which the host may wait.)"""
     with (
@@ -217,7 +227,7 @@ def elsewhere() -> Iterator[Elsewhere]:
     process.close()
 
 
-@pytest.mark.parametrize("name", NOWHERE)
+@pytest.mark.parametrize("name", titles(NOWHERE))
 def test_the_host_waits_for_nothing_but_the_limiter(elsewhere: Elsewhere, name: str) -> None:
     assert set(elsewhere.run(waits_of, name)) - {LIMITER} == set()
 
@@ -226,7 +236,7 @@ def test_the_limiter_waits_for_events(elsewhere: Elsewhere) -> None:
     assert set(elsewhere.run(waits_of, "limit")) == {LIMITER}
 
 
-@pytest.mark.parametrize("name", OFFLOADED)
+@pytest.mark.parametrize("name", titles(OFFLOADED))
 def test_with_cpu_offload_also_for_each_gradient_and_the_norm(elsewhere: Elsewhere, name: str) -> None:
     """The optimizer on the host needs them; a scaler's scale as well. Nothing is read before it is there."""
     waits = Counter(elsewhere.run(waits_of, name))
@@ -250,7 +260,7 @@ def evaluated(name: str) -> list[str]:
     return waits.seen
 
 
-@pytest.mark.parametrize("name", [name for name in OFFLOADED if "scaler" not in name])
+@pytest.mark.parametrize("name", titles(name for name in OFFLOADED if "scaler" not in name))
 def test_with_cpu_offload_nothing_reads_the_shards_any_longer_when_a_forward_without_backward_is_over(
     elsewhere: Elsewhere, name: str
 ) -> None:

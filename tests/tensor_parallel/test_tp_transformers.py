@@ -75,21 +75,19 @@ def assert_trains_as_one_process(name: str, model: Any, alone: Any, rows: int = 
         torch.testing.assert_close(whole.data, q.data, rtol=0, atol=1e-9, msg=lambda text, n=n: f"{n}: {text}")
 
 
-CASES = [(name, sequence) for name in PLANS for sequence in (False, True)]
+SEQUENCE = {"whole": False, "sequence": True}
 
 
-@check(ranks=(2, 4), slow=(4,), case={f"{name}{', sequence' * sequence}": (name, sequence) for name, sequence in CASES})
-def it_trains_as_one_process_does(case: tuple[str, bool]) -> None:
-    name, sequence = case
+@check(ranks=(2, 4), slow=(4,), wide="combinations", name=list(PLANS), sequence=SEQUENCE)
+def it_trains_as_one_process_does(name: str, sequence: bool) -> None:
     alone = build(name)
     model = PLANS[name](copy.deepcopy(alone), mesh_of((dist.get_world_size(),), "tp"), sequence)
     assert all(isinstance(p, DTensor) for p in model.parameters())
     assert_trains_as_one_process(name, model, alone)
 
 
-@check(ranks=(4, 8), slow=(8,), case={f"{name}{', sequence' * sequence}": (name, sequence) for name, sequence in CASES})
-def it_trains_with_fsdp2_outside(case: tuple[str, bool]) -> None:
-    name, sequence = case
+@check(ranks=(4, 8), slow=(8,), wide="combinations", name=list(PLANS), sequence=dict(reversed(SEQUENCE.items())))
+def it_trains_with_fsdp2_outside(name: str, sequence: bool) -> None:
     mesh = mesh_of((2, dist.get_world_size() // 2), "dp", "tp")
     alone = build(name)
     model = PLANS[name](copy.deepcopy(alone), mesh["tp"], sequence)
