@@ -127,6 +127,13 @@ def differences(seeds: range) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("seeds", [range(120, 136), pytest.param(range(400), marks=pytest.mark.slow)], ids=len)
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(120, 128), id="8"),
+        pytest.param(range(128, 136), id="8 others", marks=pytest.mark.wide),
+        pytest.param(range(400), id="400", marks=pytest.mark.slow),
+    ],
+)
 def test_random_programs_train_as_under_torch_s(seeds: range) -> None:
     assert [difference for rank in launch(differences, 2, seeds, timeout=900) for difference in rank] == []

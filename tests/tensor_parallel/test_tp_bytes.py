@@ -53,8 +53,8 @@ def measured(cases: list[dict[str, Any]]) -> list[dict[str, dict[str, int]]]:
     ("ranks", "cases"),
     [
         pytest.param(2, CASES, id="2"),
-        pytest.param(4, CASES[:1], id="4"),
-        pytest.param(4, CASES[1:], id="4, large messages", marks=pytest.mark.wide),
+        pytest.param(4, [CASES[0] | {"rungs": ("tp-fsdp2",)}], id="4"),
+        pytest.param(4, CASES, id="4, all rungs", marks=pytest.mark.wide),
         *(pytest.param(ranks, CASES, id=str(ranks), marks=pytest.mark.slow) for ranks in (1, 3)),
     ],
 )
