@@ -19,6 +19,7 @@ from minifsdp.course.system.housekeeping import LABEL, SERVER, TREE, label
 from minifsdp.course.warm import client
 from minifsdp.course.warm.client import Process, Server
 from minifsdp.course.warm.needs import RANKS_NEED, RANKS_USE
+from minifsdp.course.warm.server import PATIENCE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 
@@ -209,9 +210,50 @@ def test_it_ends_with_its_program(number: int, importing: bool, tmp_path: Path) 
         if number:
             parent.send_signal(number)
         parent.wait(20)
-    within(3, lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
-    for each in forked:  # what it does, and when it ends, is its own matter: ranks and checks have lifelines
-        each.kill()
+    if number != signal.SIGKILL:
+        for each in forked:  # ranks and checks, which have lifelines, end by themselves
+            each.kill()
+    within(PATIENCE + 3, lambda: is_gone(server))
+    within(1, lambda: all(map(is_gone, forked)))  # the server kills what does not end
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+IN_A_FOLDER = """
+    import os, sys, time
+    from minifsdp.course.warm.client import server
+    from minifsdp.course.warm.scratch import scratch_folder
+    server.prepare({needs})
+    with scratch_folder("mine-") as folder:
+        (folder / "nested").mkdir()
+        (folder / "nested" / "file").touch()
+        print(server.process.pid, flush=True)
+        for _ in range(1000):
+            time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("importing", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_folder_is_left_by_a_killed_program(number: int, importing: bool, tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time; open('imports', 'w').close(); time.sleep(1000)")
+    script = IN_A_FOLDER.format(needs=("slow_to_import",) if importing else ())
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    environ = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as program:
+        assert program.stdout is not None
+        server = psutil.Process(int(program.stdout.readline()))
+        assert [each.name for each in tmp_path.glob("mine-*/nested/file")] == ["file"]
+        if importing:
+            within(30, (tmp_path / "imports").exists)
+        program.send_signal(number)
+        program.wait(20)
+    within(5, lambda: not list(tmp_path.glob("mine-*")))
+    within(5, lambda: is_gone(server))
 
 
 def test_a_fork_of_the_program_asks_a_server_of_its_own(server: Server) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from minifsdp.course.launch.world import Device, World, choose_world, is_first
 from minifsdp.course.link.emulated import parse_link
 from minifsdp.course.system.resources import ADAMW_BYTES, check_host_memory, check_writable_file
 from minifsdp.course.system.whole_files import delivering
+from minifsdp.course.warm.scratch import scratch_folder
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
 
@@ -101,9 +101,9 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
         return None
     progress("the device model", 0, 1)
     record = make_record(settings, plan.contestants, world, reference, ranks, _predict(plan, ranks[0]["device"]))
-    with tempfile.TemporaryDirectory(prefix="minifsdp-bench-") as name, delivering(Path(name), plan.out, record):
-        Path(name, "bench.json").write_text(json.dumps(record, indent=1) + "\n")
-        plots.bench_figure(record, Path(name, "bench.png"))
+    with scratch_folder("minifsdp-bench-") as staging, delivering(staging, plan.out, record):
+        (staging / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
+        plots.bench_figure(record, staging / "bench.png")
     return record
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from minifsdp.course.doctor.versions import versions
 from minifsdp.course.launch.world import Device, World, choose_world, is_first, local_ranks
 from minifsdp.course.system.resources import check_writable
 from minifsdp.course.system.whole_files import delivering
+from minifsdp.course.warm.scratch import scratch_folder
 
 __all__ = ["Finding", "Plan", "Progress", "plan", "run"]
 
@@ -142,11 +142,11 @@ def _peak(here: Machine, world: World | None, said: Ranks) -> Peak:
 def _write(record: dict[str, Any], out: Path) -> None:
     """Write `doctor.json` and `bandwidth.png`; if nothing was measured, delete an earlier run's picture."""
     measured = any(record["bandwidth"].values())
-    with tempfile.TemporaryDirectory(prefix="minifsdp-doctor-") as name, delivering(Path(name), out, record):
-        Path(name, "doctor.json").write_text(json.dumps(record, indent=1) + "\n")
+    with scratch_folder("minifsdp-doctor-") as staging, delivering(staging, out, record):
+        (staging / "doctor.json").write_text(json.dumps(record, indent=1) + "\n")
         if measured:
             from minifsdp.course.plots.bandwidth import bandwidth_picture
 
-            Path(name, "bandwidth.png").write_bytes(bandwidth_picture(record)._repr_png_())
+            (staging / "bandwidth.png").write_bytes(bandwidth_picture(record)._repr_png_())
     if not measured:
         (out / "bandwidth.png").unlink(missing_ok=True)

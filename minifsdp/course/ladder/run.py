@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from minifsdp.course.system.resources import (
     check_writable,
 )
 from minifsdp.course.system.whole_files import delivering
+from minifsdp.course.warm.scratch import scratch_folder
 from minifsdp.course.watch.timeline import overlap
 from minifsdp.pipeline.simulate import Simulation, replay
 
@@ -115,8 +115,7 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
     progress("one process", 0, 1)
     where: Any = {"timeout": TIME_LIMIT, "backend": plan.world.backend, "share_gpu": plan.world.shares_gpu}
     reference = launch(train_alone, 1, settings, **where)[0]
-    with tempfile.TemporaryDirectory(prefix="minifsdp-ladder-") as name:
-        staging = Path(name)
+    with scratch_folder("minifsdp-ladder-") as staging:
         ranks = launch(
             run_rungs,
             settings.ranks,

@@ -6,7 +6,6 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing import connection
@@ -21,6 +20,7 @@ from minifsdp.course.launch.start import RankProcess, pack, sources_in_memory, s
 from minifsdp.course.launch.world import World
 from minifsdp.course.warm.client import server
 from minifsdp.course.warm.needs import RANKS_USE
+from minifsdp.course.warm.scratch import scratch_folder
 
 _INTENDED = "Warning: An unbatched P2P op"  # NCCL's C++ prints it past Python's filters, on each rank, for each peer
 _START_LIMIT = 120.0  # seconds until every rank must be ready
@@ -38,13 +38,14 @@ def run_local(
 ) -> list[Any]:
     """`launch` with processes that it starts; arguments, result and errors as there."""
     payload, environ, sources = pack(fn, args), dict(os.environ), sources_in_memory()
-    with tempfile.TemporaryDirectory(prefix="minifsdp-", ignore_cleanup_errors=True) as directory:
+    server.prepare()
+    with scratch_folder("minifsdp-") as directory:
         ranks: list[RankProcess] = []
         try:
             for rank in range(world.processes):
                 task = Task(
                     rank=rank,
-                    directory=directory,
+                    directory=str(directory),
                     payload=payload,
                     environ=environ,
                     sources=sources,

@@ -21,12 +21,12 @@ def wait_for_end(lifeline: int) -> None:
     threading.Thread(target=wait_and_end, daemon=True).start()
 
 
-def end_by_signal(lifeline: int) -> None:
-    """Let the kernel kill this process's group when the other end closes: on Linux, without a thread."""
+def end_by_signal(lifeline: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Let the kernel send this process's group a signal when the other end closes: on Linux, without a thread."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # a sandbox may not support it
-            fcntl.fcntl(lifeline, F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(lifeline, F_SETSIG, number)
             fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
             fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
         if select.select([lifeline], [], [], 0)[0]:  # it has closed before
-            os.killpg(0, signal.SIGKILL)
+            os.killpg(0, number)

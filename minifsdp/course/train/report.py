@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from minifsdp.course import plots
 from minifsdp.course.launch.world import World
 from minifsdp.course.system.whole_files import delivering
 from minifsdp.course.train.settings import Settings
+from minifsdp.course.warm.scratch import scratch_folder
 
 MIB = 2**20
 VOCABULARY = 257
@@ -42,9 +42,9 @@ def record(settings: Settings, data: str, world: World, begun: int, ranks: list[
 
 def write(record: dict[str, Any], out: Path) -> None:
     """Write `train.json` and `loss.png`, each atomically; raises as `delivering`."""
-    with tempfile.TemporaryDirectory(prefix="minifsdp-train-") as name, delivering(Path(name), out, record):
-        Path(name, "train.json").write_text(json.dumps(record, indent=1) + "\n")
-        Path(name, "loss.png").write_bytes(loss_curve(record)._repr_png_())
+    with scratch_folder("minifsdp-train-") as staging, delivering(staging, out, record):
+        (staging / "train.json").write_text(json.dumps(record, indent=1) + "\n")
+        (staging / "loss.png").write_bytes(loss_curve(record)._repr_png_())
 
 
 def loss_curve(record: dict[str, Any]) -> plots.Picture:

@@ -193,6 +193,12 @@ class Server:
         if forks():
             self._send(Request(needs=tuple(needs), path=_path()), [])
 
+    def remove_at_end(self, folder: str) -> None:
+        """Let the server remove a folder that this program leaves because it is killed. Nothing without a server."""
+        if self._connection is not None:
+            with suppress(OSError):
+                self._send(Request(needs=(), path=_path(), scratch=folder), [])
+
     def fork_here(self) -> None:
         """Let a fork of this process be the server, for it has imported torch. Only where there is one thread."""
         channel, theirs = socket.socketpair()

@@ -32,6 +32,7 @@ class Request:
         environ: the process's environment.
         folder: its working directory.
         argv: its `sys.argv`.
+        scratch: a folder that the server removes when the program that asked has ended; empty if there is none.
         forked: whether it is a fork of the server; otherwise a program of its own, which imports what it needs.
     """
 
@@ -41,6 +42,7 @@ class Request:
     environ: dict[str, str] = field(default_factory=dict)
     folder: str = ""
     argv: list[str] = field(default_factory=list)
+    scratch: str = ""
     forked: bool = True
 
 
@@ -83,7 +85,8 @@ def carry_out(request: Request, fds: Sequence[int]) -> None:
         os.dup2(source, target)
     close_all_but(others)
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, signal.SIGIO):
+        signal.signal(number, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(request.environ)
     show_label()

@@ -8,8 +8,10 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -18,12 +20,13 @@ from minifsdp.course.system.lifeline import end_by_signal
 from minifsdp.course.warm.request import Request, carry_out, close_all_but, receive, send
 
 Work = Callable[[], None]
+PATIENCE = 5.0  # seconds in which processes end whose program has ended
 
 
 def main(channel: int, lifeline: int) -> None:
     """Serve until the program that started the server ends. In a forked process: do what it was forked for."""
-    end_by_signal(lifeline)  # also in the middle of an import
-    work = serve(socket.socket(fileno=channel))
+    signal.signal(signal.SIGIO, lambda *_: sys.exit())  # also in the middle of an import
+    work = serve(socket.socket(fileno=channel), lifeline)
     if work is None:
         os._exit(0)  # taking apart what was imported would take a second
     work()
@@ -48,14 +51,34 @@ def serve_in_fork(channel: socket.socket) -> NoReturn:
         os._exit(code)
 
 
-def serve(channel: socket.socket) -> Work | None:
-    """Fork a process for each request, and tell its id, and later its exit code, over the pipe that came with it.
+def serve(channel: socket.socket, lifeline: int | None = None) -> Work | None:
+    """Serve until the other end of the channel, or of the lifeline, closes; then leave nothing behind.
 
     Returns:
-        None in the server, when the other end of the channel has closed. In a forked process, what it has to do: it
-        leaves the server's frames first, and ends as any Python program does.
+        None in the server, when the processes have ended and the scratch folders are removed. In a forked process,
+        what it has to do: it leaves the server's frames first, and ends as any Python program does.
     """
     told: dict[int, int] = {}  # by process id, the pipe of who asked for it
+    scratch: list[str] = []
+    try:
+        if lifeline is not None:
+            end_by_signal(lifeline, signal.SIGIO)
+        if (work := _fork_for_each_request(channel, told, scratch)) is not None:
+            return work
+    except SystemExit:
+        pass
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    channel.setblocking(False)
+    while (unread := receive(channel)) is not None:
+        scratch.append(unread[0].scratch)
+    _outlive(told)
+    if left := [folder for folder in scratch if os.path.lexists(folder)]:
+        subprocess.run(["rm", "-rf", "--", *left], stderr=subprocess.DEVNULL, check=False)
+    return None
+
+
+def _fork_for_each_request(channel: socket.socket, told: dict[int, int], scratch: list[str]) -> Work | None:
+    """Tell each process's id, and later its exit code, over the pipe that came with the request."""
     woken, wake = os.pipe()
     for end in (woken, wake):
         os.set_blocking(end, False)
@@ -69,10 +92,13 @@ def serve(channel: socket.socket) -> Work | None:
         if channel.fileno() in ready:
             if (received := receive(channel)) is None:
                 return None
-            if not received[0].call:
-                import_all(received[0])
+            request, fds = received
+            if request.scratch:
+                scratch.append(request.scratch)
+            if not request.call:
+                import_all(request)
                 continue
-            request, (status, *fds) = received
+            status, *fds = fds
             if (pid := _start(request, fds)) == 0:
                 return lambda: carry_out(request, fds)
             told[pid] = status
@@ -106,6 +132,22 @@ def _spawn(request: Request, fds: Sequence[int]) -> int:
         pid = os.posix_spawn(sys.executable, command, os.environ)
         send(ours, request, fds)
         return pid
+
+
+def _outlive(processes: Collection[int]) -> None:
+    """Wait for processes that end because their program has ended; kill those that do not."""
+    deadline = time.monotonic() + PATIENCE
+    left = set(processes)
+    while left:
+        for pid in list(left):
+            with suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    if time.monotonic() < deadline:
+                        continue
+                    with suppress(ProcessLookupError):
+                        os.killpg(pid, signal.SIGKILL)
+            left.remove(pid)
+        time.sleep(0.01 if left else 0)
 
 
 def _tell_ends(told: dict[int, int]) -> None:

@@ -13,7 +13,6 @@ import os
 import secrets
 import select
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +27,7 @@ from minifsdp.course.system.housekeeping import TREE
 from minifsdp.course.system.plain_files import files_below, read_plain
 from minifsdp.course.warm.client import Process, server
 from minifsdp.course.warm.needs import CHECKS_NEED, RANKS_NEED, RANKS_USE
+from minifsdp.course.warm.scratch import scratch_folder
 from minifsdp.course.workshop.child import needs_ranks
 from minifsdp.course.workshop.submission import Submission
 from minifsdp.course.workshop.supervisor import supervise
@@ -87,7 +87,7 @@ def run_check(
         alive: called with 0 at the start, and with the whole seconds so far after each further second.
     """
     with (
-        _new_folder() as folder,
+        scratch_folder("minifsdp-check-") as folder,
         tempfile.TemporaryFile() as output,  # unnamed, so that the answer cannot replace it
     ):
         secret = secrets.token_hex(16)
@@ -142,19 +142,6 @@ def _asked(folder: Path, output: IO[bytes], exercise: str, secret: str) -> Itera
             supervisor.wait(PATIENCE)  # in vain if it is stopped (SIGSTOP)
             supervisor.kill()
             supervisor.close()
-
-
-@contextmanager
-def _new_folder() -> Iterator[Path]:
-    """A temporary folder, removed afterwards with anything that an answer has left in it."""
-    made = tempfile.TemporaryDirectory(prefix="minifsdp-check-", ignore_cleanup_errors=True)
-    try:
-        yield Path(made.name)
-    finally:
-        with suppress(RecursionError):
-            made.cleanup()
-        if os.path.lexists(made.name):  # nested deeper than Python's recursion limit
-            subprocess.run(["rm", "-rf", "--", made.name], stderr=subprocess.DEVNULL, check=False)
 
 
 def _tree(secret: str) -> str:
