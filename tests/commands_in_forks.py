@@ -6,6 +6,7 @@ For programs whose start is not what is tested. `tests/commands/test_cli.py` and
 from __future__ import annotations
 
 import os
+import resource
 import runpy
 import subprocess
 import sys
@@ -24,8 +25,10 @@ COMMANDS_NEED = (*(f"minifsdp.course.cli.{command.module}" for command in COMMAN
 NEEDS = (*RANKS_NEED, *COMMANDS_NEED, "torch.distributed.run")
 
 
-def run_command() -> None:
-    """Run the command line in `sys.argv`; its ranks, too, are forks."""
+def run_command(file_bytes: int | None = None) -> None:
+    """Run the command line in `sys.argv`; its ranks, too, are forks. A file may have so many bytes."""
+    if file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     server.fork_here()
     main()
 
@@ -92,19 +95,15 @@ def torchrun(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
 
 
 def run_fork(
-    function: Callable[..., None],
-    *words: str,
-    folder: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    timeout: float = 120,
+    function: Callable[..., None], *words: str, timeout: float = 120, **settings: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a process that calls `function()`, with WORDS as `sys.argv`, to its end.
+    """Run a process to its end; arguments as for `start_fork`.
 
     Raises:
         subprocess.TimeoutExpired: it has not ended within `timeout` seconds; it is killed.
     """
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        process = start_fork(function, *words, out=out.fileno(), errors=errors.fileno(), folder=folder, environ=environ)
+        process = start_fork(function, *words, out=out.fileno(), errors=errors.fileno(), **settings)
         try:
             code = process.wait(timeout)
             if code is None:

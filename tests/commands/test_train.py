@@ -832,10 +832,8 @@ def test_a_save_that_fails_ends_in_one_line_and_leaves_nothing(tmp_path, trained
     if saved:
         shutil.copytree(trained, kept)
     more = ["--ranks=1", "--strategy=ddp", "--steps=3", f"--checkpoint={kept}", f"--out={tmp_path / 'out'}"]
-    command = [sys.executable, "-m", "minifsdp", "train", *OPTIONS, *more, *(["--resume"] if saved else [])]
-    limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)); "
-    run = [sys.executable, "-c", f"{limited}os.execv(sys.argv[1], sys.argv[1:])", *command]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
+    words = ["train", *OPTIONS, *more, *(["--resume"] if saved else [])]
+    done = commands_in_forks.minifsdp(*words, args=(1024,))
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line and not line.startswith("1 rank over")]
     cure = "step-00000002 is kept, and --resume continues from it" if saved else "nothing is saved yet"
