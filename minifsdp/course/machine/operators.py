@@ -44,15 +44,15 @@ class Work(NamedTuple):
 def work_of(func: Any, args: Any, kwargs: Any, returned: Any) -> Work:
     """The work that an operator has done."""
     given = _tensors((args, kwargs))
+    old = {identity(storage) for storage in storages_in(given)}
     writes: list[Tensor] = []
     unread = given if _wants_shapes_only(func) else []
     for at, name, is_overwritten in _written(func):
         changed = _tensors(args[at] if at < len(args) else kwargs.get(name))
         writes += changed
         unread = unread + changed if is_overwritten else unread
-    old = {identity(storage) for storage in storages_in(given)}
-    writes += [t for t in _tensors(returned) if not old.issuperset(identity(storage) for storage in storages_in(t))]
-    reads = [t for t in given if not any(t is other for other in unread)]
+    writes += [t for t in _tensors(returned) if not old.issuperset(map(identity, storages_in(t)))]
+    reads = [t for t in given if not any(t is other for other in unread)] if unread else given
     in_name_only = func.name().startswith(_NO_KERNEL) or torch.Tag.inplace_view in func.tags
     return Work(reads, writes, bool(writes) and not in_name_only)
 

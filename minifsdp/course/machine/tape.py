@@ -31,6 +31,8 @@ from minifsdp.course.machine.program import (
 from minifsdp.course.watch.storages import Books, Entry, storages_in
 from minifsdp.private import DisableTorchFunctionSubclass, identity
 
+_LIFT_FRESH = "aten::lift_fresh"  # torch.tensor passes its new storage through it; by its schema it is a view
+
 
 class _Made(NamedTuple):
     """A buffer's allocation: its stream, the unit that was running, and its size in bytes."""
@@ -121,8 +123,8 @@ class Tape(Books):
             self._unit = self._unit_of(named[-1]) if named else self._unit
 
     def kernel(self, func: Any, args: Any, kwargs: Any, returned: Any, seconds: float) -> None:
-        """Record an operator that has run and whose outputs are in the books."""
-        if self.are_paused:
+        """Record an operator that has run and whose outputs are in the books. Views do no work."""
+        if self.are_paused or (func.is_view and func.name() != _LIFT_FRESH):
             return
         with DisableTorchFunctionSubclass():
             work = work_of(func, args, kwargs, returned)
@@ -138,7 +140,7 @@ class Tape(Books):
 
     def _is_the_hosts(self, name: str, reads: tuple[int, ...], writes: tuple[int, ...], returned: Any) -> bool:
         """True if an operator creates a host scalar or works only on host scalars."""
-        if name == "aten::lift_fresh":  # torch.tensor
+        if name == _LIFT_FRESH:
             self._on_host.update(buffer for buffer in self._buffers(returned) if self._made[buffer].nbytes <= 8)
             return True
         return bool(reads) and self._on_host.issuperset(reads + writes)
