@@ -26,7 +26,7 @@ from torch.optim import SGD, AdamW
 from torch.utils import backend_registration
 
 from minifsdp import device, from_rank_0
-from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.course.ladder.model import GPT
 from minifsdp.course.ladder.rungs import RUNGS, Trainer
 from minifsdp.course.warm.client import server
 from minifsdp.ddp import DistributedDataParallel
@@ -42,9 +42,31 @@ FP16 = MixedPrecision(torch.float16, torch.float16)
 LIMITER, ARRIVALS = "event: fsdp/schedules/rate_limit.py", "event: fsdp/offload.py"
 
 
-def gpt() -> GPT:
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(48, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
+
+
+class Small(nn.Module):
+    """As many units as a GPT of two blocks, and few operators: none of them asks for a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(257, 48), nn.Linear(48, 257)
+        self.layers = nn.Sequential(Layer(), Layer())
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        logits = self.head(self.layers(self.embedding(tokens)))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def small() -> Small:
     with pretend_gpu.GPU:
-        return GPT(width=48, layers=2, context=8)
+        return Small()
 
 
 class Then(nn.Module):
@@ -59,7 +81,9 @@ class Then(nn.Module):
 
 
 def rung(name: str) -> Trainer:
-    return RUNGS[name].build(gpt(), 2)
+    with pretend_gpu.GPU:
+        gpt = GPT(width=48, layers=2, context=8)
+    return RUNGS[name].build(gpt, 2)
 
 
 def fsdp(
@@ -72,10 +96,10 @@ def fsdp(
     groups = None
     if strategy.is_hybrid:
         groups = tuple(dist.new_subgroups_by_enumeration(of_all)[0] for of_all in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
-    model = gpt()
+    model = small()
     if "cpu_offload" in kwargs:
-        model, kwargs["device_id"] = GPT(width=48, layers=2, context=8), pretend_gpu.GPU
-    wrapped = FullyShardedDataParallel(model, groups, strategy, auto_wrap_policy={Block}, **kwargs)
+        model, kwargs["device_id"] = Small(), pretend_gpu.GPU
+    wrapped = FullyShardedDataParallel(model, groups, strategy, auto_wrap_policy={Layer}, **kwargs)
     optimizer, scaler = SGD(wrapped.parameters(), 0.1, momentum=0.9), ShardedGradScaler()
 
     def after_backward() -> None:
@@ -103,7 +127,7 @@ def four_micro_batches(optimizer: SGD, model: Any, *batch: Tensor) -> Any:
 
 
 def ddp(accumulates: bool = False, **kwargs: Any) -> Trainer:
-    model = gpt()
+    model = small()
     model.register_buffer("mean", torch.zeros(3, device=pretend_gpu.GPU))
     wrapped = DistributedDataParallel(model, bucket_cap_mb=0.05, **kwargs)
     optimizer = AdamW(wrapped.parameters())
@@ -119,7 +143,7 @@ def two_micro_batches(model: Any, *batch: Tensor) -> Any:
 
 
 def zero(stage: Any) -> Trainer:
-    model, scaler = gpt(), ShardedGradScaler()
+    model, scaler = small(), ShardedGradScaler()
     optimizer = stage(model.parameters(), SGD, bucket_cap_mb=0.05, lr=0.1)
 
     def after_backward() -> None:
