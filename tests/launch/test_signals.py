@@ -140,7 +140,8 @@ def test_a_test_that_fails_ends_what_it_started(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(STARTS_AND_FAILS)
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(tmp_path)]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+    bare = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    assert subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, check=False).returncode == 1
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
