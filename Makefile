@@ -5,10 +5,13 @@ BIN := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 READY := $(VENV)/.ready
 
+# What is compiled is stored, pytest's assertions among it, also where the environment says otherwise: the next one finds it.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: ladder install test test-wide test-course test-notebooks test-labs test-seconds test-full lint labs labs-check slides slides-check release site test-versions gpu-check clean
 
 ladder: $(PACKAGE)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/minifsdp ladder
+	$(BIN)/minifsdp ladder
 
 # JupyterLab, and what contributors need.
 install: $(READY)
