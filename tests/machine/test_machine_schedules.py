@@ -52,6 +52,7 @@ SCHEDULES: dict[str, Any] = {"sync": SyncSchedule, "overlap": OverlapSchedule} |
     for backward in (PRE, POST)
     for depth in (1, None)
 }
+COMBINED = ("prefetch-PRE-None", "prefetch-POST-1", "limit-PRE-1", "limit-POST-None")  # the others have all options
 BF16 = MixedPrecision(torch.bfloat16, torch.float32)
 OPTIONS: dict[str, dict[str, Any]] = {
     "hybrid": {"strategy": ShardingStrategy.HYBRID_SHARD},
@@ -104,7 +105,7 @@ def no_link(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=SCHEDULES)
+@pytest.fixture(params=[pytest.param(each, marks=[pytest.mark.wide] * (each in COMBINED)) for each in SCHEDULES])
 def name(request: pytest.FixtureRequest) -> str:
     schedule: str = request.param
     return schedule
