@@ -486,7 +486,7 @@ def collectives_of_the_user_s() -> None:
         return model
 
     mine, _ = compare(lambda: gpt(torch.float32), apply, most=1e-6)
-    assert [each.calls for each in used[ours]] == [each.calls for each in used[theirs]] == [15, 9]
+    assert [each.calls for each in used[ours]] == [each.calls for each in used[theirs]] == [10, 6]  # of two steps
     with comm.record() as log:
         mine(*batch(5)).backward()
     assert [call.op for call in log] == ["all_gather", "all_gather", "reduce_scatter"]  # of the block that has none
