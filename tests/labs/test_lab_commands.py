@@ -19,6 +19,7 @@ import minifsdp
 from minifsdp.course import cli
 from minifsdp.course.workshop import catalogue, copies, progress, saved, scores
 from minifsdp.course.workshop.catalogue import EXERCISE, Notebook, cells_with, labs_folder, read_notebook, source_of
+from minifsdp.course.workshop.hints import hints_of
 from minifsdp.course.workshop.notebook import FAILED
 from minifsdp.course.workshop.process import Verdict
 from minifsdp.course.workshop.references import find_reference, is_blank, lab_references
@@ -538,6 +539,21 @@ def test_progress_of_what_is_no_folder(lab: Run) -> None:
 def test_the_command_line_needs_no_torch_to_list_and_to_copy() -> None:
     check = "import sys, minifsdp.course.cli.lab, minifsdp.course.cli.processes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("words", [("hint", "4.1"), ("check", "4.1"), ("check", "04"), ("run", "no lab")], ids=str)
+def test_nor_for_hints_and_verdicts_which_a_fork_of_the_server_reaches(lab: Run, words: tuple[str, ...]) -> None:
+    lab("start", "04")
+    program = f"import sys; sys.argv = {['minifsdp', 'lab', *words]}; from minifsdp.course.cli import main\n"
+    program += "try: main()\nfinally: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("False\n"), done.stderr
+
+
+@pytest.mark.parametrize("name", catalogue.all_labs())
+def test_hints_are_those_of_the_references(name: str) -> None:
+    found = {each: hints_of(each) for each in catalogue.stubs_of(name)}
+    assert found == {ref.id: ref.hints for ref in lab_references(name)}
 
 
 def test_a_wheel_brings_the_labs_and_uses_its_own(tmp_path: Path) -> None:

@@ -130,14 +130,17 @@ def check(
     Example: minifsdp lab check 5.2
     """
     server.prepare(CHECKS_NEED)  # while this command reads the notebook
-    from minifsdp.course.workshop.references import find_reference, lab_of, lab_references
+    from minifsdp.course.workshop.hints import stub_of
+    from minifsdp.course.workshop.references import lab_of
     from minifsdp.course.workshop.saved import check_saved, saves
 
     failures = 0
     with _refusing():
-        whole = [] if "." in what else lab_references(catalogue.as_named(what))
-        exercises = [ref.id for ref in whole or [find_reference(what)]]
+        named = catalogue.as_named(what)
+        exercises = list(catalogue.stubs_of(named)) if named in catalogue.all_labs() else [stub_of(what).id]
         path = notebook or copies.find_copy(lab_of(exercises[0]), HERE)
+        if watch:
+            print(f"watching {path}; Ctrl-C ends this", flush=True)
         with cleaning_up():
             for exercise in saves(path, exercises) if watch else exercises:
                 text, failed = check_saved(exercise, path)
@@ -152,7 +155,7 @@ def hint(exercise: Exercise) -> None:
 
     Example: minifsdp lab hint 5.2
     """
-    from minifsdp.course.workshop.notebook import count_hint, next_hint
+    from minifsdp.course.workshop.hints import count_hint, next_hint
     from minifsdp.course.workshop.store import Store
 
     with _refusing():
@@ -259,12 +262,14 @@ def run(
     """
     if missing := [name for name in ("nbclient", "ipykernel") if find_spec(name) is None]:
         fail(f"{missing[0]} is not installed here:   pip install jupyterlab", code=2)
-    # Hidden: with it, jsonschema (for nbformat) would spend seconds on a grammar of international addresses.
-    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
-    from minifsdp.course.workshop import batch
-
     with _refusing():
-        plan = batch.plan(catalogue.as_named(lab), notebook, out, time_limit)
+        number = catalogue.as_named(lab)
+        catalogue.shipped_notebook(number)
+        # Hidden: with it, jsonschema (for nbformat) would spend seconds on a grammar of international addresses.
+        sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+        from minifsdp.course.workshop import batch
+
+        plan = batch.plan(number, notebook, out, time_limit)
     print(plan.world, file=sys.stderr)
     with cleaning_up(), progress_bar() as bar:
         task = bar.add_task("starting", total=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import resource
@@ -16,6 +17,7 @@ from minifsdp.course.workshop.catalogue import checks_of
 from minifsdp.course.workshop.cells import define, last_lines
 from minifsdp.course.workshop.references import lab_of
 
+STACK = "stack"  # in the task's folder, the stacks of a check whose time is nearly up
 LONGEST_TEXT = 10_000  # characters of a check's message; an answer may raise an error of any length
 
 
@@ -30,6 +32,7 @@ def main(folder: Path) -> None:
     if needs_ranks(task["exercise"]):
         server.fork_here()  # now, while there is one thread
     end_with_parent()
+    faulthandler.dump_traceback_later(0.9 * task["seconds"], file=(folder / STACK).open("w"))
     part, result = folder / "result.part", judge(task)
     result["text"] = result["text"][:LONGEST_TEXT]
     part.write_text(json.dumps({**result, "secret": task["secret"]}))

@@ -12,6 +12,7 @@ from typing import Any
 from minifsdp.course.warm.client import server
 from minifsdp.course.warm.needs import CHECKS_NEED, RANKS_NEED, RANKS_USE
 from minifsdp.course.workshop.cells import collect, define
+from minifsdp.course.workshop.hints import count_hint, next_hint, stub_of
 from minifsdp.course.workshop.process import Verdict, run_check
 from minifsdp.course.workshop.references import find_reference, is_blank, lab_of, lab_references
 from minifsdp.course.workshop.store import Store
@@ -69,10 +70,10 @@ def check(exercise_id: str) -> None:
     print(record_verdict(submission, verdict, Store()))
 
 
-def show_time(exercise_id: str, seconds: int) -> None:
-    """Print how long a check has run; the next second's line or the verdict overwrites it."""
-    so_far = f" {seconds} s" if seconds else ""
-    print(f"{exercise_id} {find_reference(exercise_id).name}: checking ...{so_far}", end="\r", flush=True)
+def show_time(exercise_id: str, seconds: int, started: bool) -> None:
+    """Print how long a check has run, or has been starting; the next second's line or the verdict overwrites it."""
+    doing, so_far = "checking" if started else "starting", f" {seconds} s" if seconds else ""  # equally long
+    print(f"{exercise_id} {stub_of(exercise_id).name}: {doing} ...{so_far}", end="\r", flush=True)
 
 
 def record_verdict(submission: Submission, verdict: Verdict, store: Store) -> str:
@@ -84,7 +85,7 @@ def record_verdict(submission: Submission, verdict: Verdict, store: Store) -> st
 
 def told(exercise_id: str, verdict: Verdict, store: Store) -> str:
     """A verdict as text for the learner: state, errors and the next hint, which is not counted as requested."""
-    head = f"{exercise_id} {find_reference(exercise_id).name}"
+    head = f"{exercise_id} {stub_of(exercise_id).name}"
     if verdict.state == "passed":
         return f"{head}: {PASSED}. {verdict.text}"
     lines = [f"{head}: {FAILED}", *verdict.text.splitlines()]
@@ -99,19 +100,6 @@ def hint(exercise_id: str) -> None:
     """Print the next of an exercise's two hints."""
     print(next_hint(exercise_id, Store()), flush=True)
     count_hint(exercise_id, Store())
-
-
-def count_hint(exercise_id: str, store: Store) -> None:
-    """Record that the hint from `next_hint` was seen."""
-    given = store.read("hints", exercise_id) or 0
-    store.write("hints", exercise_id, min(given + 1, len(find_reference(exercise_id).hints)))
-
-
-def next_hint(exercise_id: str, store: Store) -> str:
-    """The first hint not yet requested; once both have been, the second again."""
-    hints = find_reference(exercise_id).hints
-    number = min(store.read("hints", exercise_id) or 0, len(hints) - 1)
-    return f"hint {number + 1} of {len(hints)}: {hints[number]}"
 
 
 def earlier(exercise_id: str) -> Callable[..., Any]:

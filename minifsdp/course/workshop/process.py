@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import select
 import signal
@@ -28,7 +29,7 @@ from minifsdp.course.system.plain_files import files_below, read_plain
 from minifsdp.course.warm.client import Process, server
 from minifsdp.course.warm.needs import CHECKS_NEED, RANKS_NEED, RANKS_USE
 from minifsdp.course.warm.scratch import scratch_folder
-from minifsdp.course.workshop.child import needs_ranks
+from minifsdp.course.workshop.child import STACK, needs_ranks
 from minifsdp.course.workshop.submission import Submission
 from minifsdp.course.workshop.supervisor import supervise
 from minifsdp.course.workshop.tree import children, end_members, is_stopped
@@ -57,13 +58,13 @@ class Limits:
     """Resource limits of a check, including all the processes that it starts.
 
     Attributes:
-        seconds: from the start to the result, including the import of torch.
+        seconds: from the start, for which torch may have to be imported first, and again to the result.
         memory: resident bytes; None for no limit. Shared pages count once per process.
         output: bytes printed or written to temporary files.
         processes: largest number at once; counted only if memory is limited.
     """
 
-    seconds: float = 90.0
+    seconds: float = 60.0
     memory: int | None = None
     output: int = 64 * MIB
     processes: int = 100
@@ -76,7 +77,7 @@ def run_check(
     submission: Submission,
     limits: Limits = LEARNER,
     variant: Mapping[str, int] | None = None,
-    alive: Callable[[int], None] = lambda seconds: None,
+    alive: Callable[[int, bool], None] = lambda seconds, started: None,
 ) -> Verdict:
     """Check an answer in a fresh process; afterwards the process and everything that it started are gone.
 
@@ -84,7 +85,8 @@ def run_check(
         submission: the answer and its set-up cell.
         limits: the process is killed if it exceeds them.
         variant: fields of `checking.Variant` that differ from the check's own.
-        alive: called with 0 at the start, and with the whole seconds so far after each further second.
+        alive: called with 0, and with the whole seconds so far after each further second; and with whether the check
+            has started, for which torch may have to be imported first.
     """
     with (
         scratch_folder("minifsdp-check-") as folder,
@@ -92,9 +94,12 @@ def run_check(
     ):
         secret = secrets.token_hex(16)
         settings = {"variant": dict(variant or {}), "secret": secret, "file_size": 2 * limits.output}
+        settings["seconds"] = limits.seconds
         (folder / "task.json").write_text(json.dumps({**submission._asdict(), **settings}))
         with _asked(folder, output, submission.exercise, secret) as check:
             ended = _watch(check, folder, output, limits, alive)
+            if isinstance(ended, Verdict) and ended.state == "timeout":
+                ended = ended._replace(text=ended.text + _stuck_in(folder, submission.cell))
         server.prepare((*RANKS_NEED, *RANKS_USE))  # for the next
         return ended if isinstance(ended, Verdict) else _verdict(folder, output, secret, ended)
 
@@ -150,17 +155,20 @@ def _tree(secret: str) -> str:
 
 
 def _watch(
-    check: _Check, folder: Path, output: IO[bytes], limits: Limits, alive: Callable[[int], None]
+    check: _Check, folder: Path, output: IO[bytes], limits: Limits, alive: Callable[[int, bool], None]
 ) -> Verdict | int:
     """Wait for the check; returns its exit code, or a verdict if it exceeded a limit or lost its supervisor."""
     began, shown, said, supervisor = time.monotonic(), -1, b"", None
     while (seconds := time.monotonic() - began) < limits.seconds:
+        started = check.supervisor.started(POLL_SECONDS)
+        if started and supervisor is None:
+            supervisor = psutil.Process(check.supervisor.pid)
+            began, seconds, shown = time.monotonic(), 0.0, -1
         if int(seconds) > shown:
             shown = int(seconds)
-            alive(shown)
-        if not check.supervisor.started(POLL_SECONDS):
+            alive(shown, started)
+        if supervisor is None:
             continue
-        supervisor = supervisor or psutil.Process(check.supervisor.pid)
         if select.select([check.report], [], [], POLL_SECONDS)[0]:
             said = os.read(check.report, 16)
             if not said:
@@ -179,6 +187,16 @@ def _watch(
                 return Verdict("crash", f"it started more than {limits.processes} processes")
     stopped = ": one of its processes was stopped" if any(map(is_stopped, children(supervisor))) else ""
     return Verdict("timeout", f"no result after {limits.seconds:.0f} s{stopped}")
+
+
+def _stuck_in(folder: Path, cell: str) -> str:
+    """The line of the answer in which the check was when its time was nearly up."""
+    with suppress(OSError):
+        found = re.search(r'"<cell of exercise [^>]*>", line (\d+) in ', read_plain(folder / STACK, MIB).decode())
+        lines = cell.splitlines()
+        if found and int(found[1]) <= len(lines):
+            return f"; it was in line {found[1]}: {lines[int(found[1]) - 1].strip()}"
+    return ""
 
 
 def _ended(supervisor: Process, output: IO[bytes]) -> str:

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from minifsdp.course.workshop.copies import answer_in
+from minifsdp.course.workshop.hints import stub_of
 from minifsdp.course.workshop.notebook import BLANK, record_verdict, show_time
 from minifsdp.course.workshop.process import run_check
-from minifsdp.course.workshop.references import find_reference, is_blank
+from minifsdp.course.workshop.references import is_blank
 from minifsdp.course.workshop.store import Store
 from minifsdp.course.workshop.submission import Submission
 
@@ -28,14 +29,14 @@ def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
             environment variable.
         OSError: the file cannot be read.
     """
-    ref, submission, store = find_reference(exercise), answer_in(notebook, exercise), Store(notebook.parent)
+    stub, submission, store = stub_of(exercise), answer_in(notebook, exercise), Store(notebook.parent)
     if any(name.startswith("MINIFSDP_") for name in os.environ):  # otherwise torch need not be imported here
         from minifsdp.course.launch.world import forced_device
 
         forced_device()
-    if is_blank(submission.cell, ref):
-        return f"{exercise} {ref.name}: {BLANK}", False
-    verdict = run_check(submission, alive=partial(show_time, exercise) if sys.stdout.isatty() else lambda _: None)
+    if is_blank(submission.cell, stub):
+        return f"{exercise} {stub.name}: {BLANK}", False
+    verdict = run_check(submission, alive=partial(show_time, exercise) if sys.stdout.isatty() else lambda *_: None)
     return record_verdict(submission, verdict, store), verdict.state != "passed"
 
 
