@@ -225,8 +225,8 @@ IN_A_FOLDER = """
     import os, sys, time
     from minifsdp.course.warm.client import server
     from minifsdp.course.warm.scratch import scratch_folder
-    server.prepare({needs})
     with scratch_folder("mine-") as folder:
+        server.prepare({needs})
         (folder / "nested").mkdir()
         (folder / "nested" / "file").touch()
         print(server.process.pid, flush=True)
@@ -276,3 +276,91 @@ def test_a_fork_of_the_program_asks_a_server_of_its_own(server: Server) -> None:
     after = client.server.start("nothing", end, "9", needs=())
     assert after.wait(20) == -9
     after.close()
+
+
+def run_script(script: str, *redirections: str) -> str:
+    """What a script prints to the file descriptor that its first argument names."""
+    read, write = os.pipe()
+    command = [sys.executable, "-c", textwrap.dedent(script), str(write)]
+    shell = ["bash", "-c", f'"$@" {" ".join(redirections)}', "bash", *command]
+    done = subprocess.run(shell, pass_fds=[write], stderr=subprocess.PIPE, check=False, timeout=60, text=True)
+    os.close(write)
+    with open(read) as said:
+        found = said.read()
+    assert done.returncode == 0, done.stderr
+    return found
+
+
+START = """
+    import os, pathlib, signal, sys
+    from minifsdp.course.warm.client import server
+    def ended():
+        process = server.start("nothing", os._exit, 7, needs=())
+        code = process.wait(20)
+        process.close()
+        return code
+    {before}
+    print([ended() for _ in range(2)], end="", file=open(int(sys.argv[1]), "w"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "redirections"),
+    [
+        ("held = [open(os.devnull) for _ in range(1100)]", ()),
+        ("", ("<&-", ">&-")),
+        ("", ("<&-", ">&-", "2>&-")),
+        ("sys.path.insert(0, pathlib.Path('.'))", ()),
+        ("ended(); os.closerange(3, int(sys.argv[1])); os.closerange(1 + int(sys.argv[1]), 256)", ()),
+        ("ended(); os.kill(server.process.pid, signal.SIGKILL)", ()),
+    ],
+    ids=["many files", "no input or output", "no standard streams", "a path that is none", "all closed", "killed"],
+)
+def test_it_serves_a_program_with(before: str, redirections: tuple[str, ...]) -> None:
+    assert run_script(START.format(before=before), *redirections) == "[7, 7]"
+
+
+STOPPED = """
+    import os, signal, sys, time
+    from minifsdp.course.warm import client
+    client.LONGEST_START = 0.5
+    client.server.prepare(())
+    stopped = client.server.process.pid
+    os.kill(stopped, signal.SIGSTOP)
+    asked = client.server.ask("nothing", os._exit, 7, needs=())
+    found = [asked.wait(0.1), asked.kill(), asked.pid]
+    try:
+        client.server.start("nothing", os._exit, 7, needs=())
+    except TimeoutError as error:
+        found.append(str(error))
+    found += [asked.wait(5), client.server.start("nothing", os._exit, 7, needs=()).wait(20)]
+    os.kill(client.server.process.pid, signal.SIGSTOP)
+    print(found, stopped, client.server.process.pid, file=open(int(sys.argv[1]), "w"))
+"""
+
+
+def test_one_that_is_stopped_costs_nobody_else_his_life_and_is_replaced() -> None:
+    found, _, pids = run_script(STOPPED).strip().rpartition("] ")
+    late = "the server did not start nothing within 0 s: try again"
+    assert found == f"[None, None, 0, {late!r}, {client.GONE}, 7"
+    for pid in map(int, pids.split()):
+        within(5, lambda pid=pid: not psutil.pid_exists(pid) or is_gone(psutil.Process(pid)))
+
+
+def random_number(write: int) -> None:
+    import numpy
+
+    os.write(write, b"%.12f " % numpy.random.rand())
+    os._exit(0)
+
+
+def test_forks_draw_other_numbers(server: Server) -> None:
+    read, write = os.pipe()
+    for _ in range(2):
+        process = server.start("draws", random_number, fds=[write], needs=("numpy",))
+        assert process.wait(20) == 0
+        process.close()
+    os.close(write)
+    with open(read) as said:
+        first, second = said.read().split()
+    assert first != second

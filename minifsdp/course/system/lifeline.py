@@ -11,6 +11,13 @@ import threading
 F_SETSIG = 10  # fcntl(2), Linux: which signal announces that a file descriptor became readable
 
 
+def is_readable(fd: int, seconds: float | None) -> bool:
+    """True if a file descriptor is readable, or its other end closed, within `seconds`."""
+    poll = select.poll()  # `select` knows numbers below 1024 only
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else 1000 * seconds))
+
+
 def wait_for_end(lifeline: int) -> None:
     """Let a thread of this process kill its process group when the other end closes, unless C code holds the GIL."""
 
@@ -28,5 +35,5 @@ def end_by_signal(lifeline: int, number: signal.Signals = signal.SIGKILL) -> Non
             fcntl.fcntl(lifeline, F_SETSIG, number)
             fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
             fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
-        if select.select([lifeline], [], [], 0)[0]:  # it has closed before
+        if is_readable(lifeline, 0):  # it has closed before
             os.killpg(0, number)

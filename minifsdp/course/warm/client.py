@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import fcntl
 import os
 import pickle
-import select
 import signal
 import socket
 import subprocess
@@ -16,11 +17,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
+import psutil
+
 from minifsdp.course.system.housekeeping import SERVER, label, padded_label
+from minifsdp.course.system.lifeline import is_readable
 from minifsdp.course.warm.needs import RANKS_NEED
-from minifsdp.course.warm.request import Request, send
+from minifsdp.course.warm.request import STDIO, Request, send
 from minifsdp.course.warm.server import serve_in_fork
 
+LONGEST_START = 120.0  # seconds
 PATIENCE = 5.0  # seconds in which a server that is ended is replaced by another
 GONE = 255  # the exit code of a process whose server has ended before it
 _PER_PROCESS = "TORCH_DISTRIBUTED_DEBUG"  # torch reads it when it is imported; each process has its caller's level
@@ -61,18 +66,22 @@ class Process:
 
     def wait(self, seconds: float | None = None) -> int | None:
         """The exit code, when the process has ended; None if it runs on after `seconds`."""
-        if self.returncode is None and self._hears(seconds):
-            said = self._number()
-            self.returncode = GONE if said is None else said
-        return self.returncode
+        with suppress(ConnectionError):
+            if self.returncode is not None or not self.started(seconds) or not self._hears(seconds):
+                return self.returncode
+            if (said := self._number()) is not None:
+                self.returncode = said
+                return said
+        self.returncode = GONE
+        return GONE
 
     def poll(self) -> int | None:
         """The exit code, or None while the process runs."""
         return self.wait(0.0)
 
     def kill(self) -> None:
-        """Kill the process, if it runs."""
-        if self.poll() is None:
+        """Kill the process, if it has started and runs."""
+        if self.poll() is None and self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
@@ -83,7 +92,7 @@ class Process:
             self.sentinel = -1
 
     def _hears(self, seconds: float | None) -> bool:
-        return b"\n" in self._said or bool(select.select([self.sentinel], [], [], seconds)[0])
+        return b"\n" in self._said or is_readable(self.sentinel, seconds)
 
     def _number(self) -> int | None:
         """The next number that the server says about this process; None if it has ended."""
@@ -105,9 +114,11 @@ class _Connection:
     process: subprocess.Popen[bytes] | None = None
 
     def close(self) -> None:
-        self.channel.close()
-        if self.lifeline is not None:
-            self.lifeline.close()
+        with suppress(OSError):  # a program may have closed all its file descriptors
+            self.channel.close()
+        with suppress(OSError):
+            if self.lifeline is not None:
+                self.lifeline.close()
 
 
 class Server:
@@ -116,6 +127,7 @@ class Server:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
+        self._scratch: list[str] = []
 
     @property
     def process(self) -> subprocess.Popen[bytes] | None:
@@ -123,13 +135,20 @@ class Server:
         return self._connection.process if self._connection is not None else None
 
     def start(self, what: str, function: Callable[..., None], *args: Any, **settings: Any) -> Process:
-        """`ask`, and wait until the process has started, from a new server if this one is being ended meanwhile."""
+        """`ask`, and wait until the process has started, from a new server if this one is being ended meanwhile.
+
+        Raises:
+            OSError: there is no server, none can be started, or it has not started the process within two minutes.
+        """
         deadline = time.monotonic() + PATIENCE
         while True:
             process = self.ask(what, function, *args, **settings)
             try:
-                process.started()
-                return process
+                if process.started(LONGEST_START):
+                    return process
+                process.close()
+                self.end()
+                raise TimeoutError(f"the server did not start {what} within {LONGEST_START:.0f} s: try again")
             except ConnectionError:
                 process.close()
                 if time.monotonic() > deadline:
@@ -194,10 +213,27 @@ class Server:
             self._send(Request(needs=tuple(needs), path=_path()), [])
 
     def remove_at_end(self, folder: str) -> None:
-        """Let the server remove a folder that this program leaves because it is killed. Nothing without a server."""
+        """Let the server, once there is one, remove a folder that this program leaves because it is killed."""
+        self._scratch = [each for each in self._scratch if os.path.exists(each)] + [folder]
         if self._connection is not None:
             with suppress(OSError):
                 self._send(Request(needs=(), path=_path(), scratch=folder), [])
+
+    def end(self) -> None:
+        """End a server that does not answer, as one that is stopped (SIGSTOP): the next request starts another."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                if self.process is not None:
+                    self.process.kill()
+                    self.process.wait()
+                self._connection = None
+
+    def end_if_stopped(self) -> None:
+        """At the program's end: a server that is stopped would not end by itself."""
+        with suppress(psutil.Error):
+            if self.process is not None and psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED:
+                self.end()
 
     def fork_here(self) -> None:
         """Let a fork of this process be the server, for it has imported torch. Only where there is one thread."""
@@ -218,6 +254,8 @@ class Server:
                     self.process.wait()
             self._connection = _connect()
             with _undisturbed():
+                for folder in self._scratch:
+                    send(self._connection.channel, Request(needs=(), path=_path(), scratch=folder), [])
                 send(self._connection.channel, request, fds)
 
     def _after_fork(self) -> None:
@@ -226,22 +264,23 @@ class Server:
             self._connection.close()
         if self.process is not None:
             self.process.returncode = 0  # it is not this process's child
-        self._lock, self._connection = threading.Lock(), None
+        self._lock, self._connection, self._scratch = threading.Lock(), None, []
 
 
 server = Server()
 os.register_at_fork(after_in_child=server._after_fork)
+atexit.register(server.end_if_stopped)
 
 
 def _connect() -> _Connection:
     """Start a server."""
-    channel, theirs = socket.socketpair()
-    their_lifeline, lifeline = os.pipe()
+    channel, theirs = (socket.socket(fileno=_above_the_standard(each.detach())) for each in socket.socketpair())
+    their_lifeline, lifeline = map(_above_the_standard, os.pipe())
     with theirs, open(their_lifeline, "rb"):
         fds = [theirs.fileno(), their_lifeline]
         run = f"from minifsdp.course.warm.server import main; main(*{fds})"
         process = subprocess.Popen(
-            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}; {run}"],
+            [sys.executable, "-c", f"import sys; sys.path[:] = {_path()}; {run}"],
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -264,7 +303,7 @@ def _undisturbed() -> Iterator[None]:
 
 def _path() -> list[str]:
     """This program's `sys.path`, to be used from another folder."""
-    return [each and os.path.abspath(each) for each in sys.path]  # "" is the working directory
+    return [each and os.path.abspath(each) for each in sys.path if isinstance(each, str)]  # "" is the working directory
 
 
 def _neutral() -> dict[str, str]:
@@ -272,6 +311,15 @@ def _neutral() -> dict[str, str]:
     environ = dict.fromkeys(_BY_NVML, "1") | os.environ
     environ.pop(_PER_PROCESS, None)
     return environ
+
+
+def _above_the_standard(fd: int) -> int:
+    """The file descriptor under a number of which no standard stream takes the place, should any be closed."""
+    if fd >= STDIO:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, STDIO)
+    os.close(fd)
+    return moved
 
 
 def _if_open(fd: int, otherwise: int) -> int:

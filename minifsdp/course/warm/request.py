@@ -94,6 +94,8 @@ def carry_out(request: Request, fds: Sequence[int]) -> None:
     tempfile.tempdir = None  # found again in the new environment
     sys.path[:], sys.argv[:] = request.path, request.argv
     sys.stdin, sys.stdout, sys.stderr = _opened(0, "r"), _opened(1, "w"), _opened(2, "w")
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # as in a new program; Python's own generator sees to that itself
     function, args = pickle.loads(request.call)
     function(*args, *others)
 

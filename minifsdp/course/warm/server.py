@@ -69,8 +69,9 @@ def serve(channel: socket.socket, lifeline: int | None = None) -> Work | None:
         pass
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     channel.setblocking(False)
-    while (unread := receive(channel)) is not None:
-        scratch.append(unread[0].scratch)
+    with suppress(Exception):  # what is unread may begin in the middle of a request
+        while (unread := receive(channel)) is not None:
+            scratch.append(unread[0].scratch)
     _outlive(told)
     if left := [folder for folder in scratch if os.path.lexists(folder)]:
         subprocess.run(["rm", "-rf", "--", *left], stderr=subprocess.DEVNULL, check=False)
@@ -84,8 +85,11 @@ def _fork_for_each_request(channel: socket.socket, told: dict[int, int], scratch
         os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
+    poll = select.poll()
+    for each in (channel.fileno(), woken):
+        poll.register(each, select.POLLIN)
     while True:
-        ready = select.select([channel.fileno(), woken], [], [])[0]
+        ready = [fd for fd, _ in poll.poll()]
         if woken in ready:
             os.read(woken, 1000)
             _tell_ends(told)

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import secrets
-import select
 import signal
 import tempfile
 import time
@@ -25,6 +24,7 @@ from typing import IO, Any, Literal, NamedTuple
 import psutil
 
 from minifsdp.course.system.housekeeping import TREE
+from minifsdp.course.system.lifeline import is_readable
 from minifsdp.course.system.plain_files import files_below, read_plain
 from minifsdp.course.warm.client import Process, server
 from minifsdp.course.warm.needs import CHECKS_NEED, RANKS_NEED, RANKS_USE
@@ -169,7 +169,7 @@ def _watch(
             alive(shown, started)
         if supervisor is None:
             continue
-        if select.select([check.report], [], [], POLL_SECONDS)[0]:
+        if is_readable(check.report, POLL_SECONDS):
             said = os.read(check.report, 16)
             if not said:
                 return Verdict("crash", _ended(check.supervisor, output))
@@ -185,6 +185,9 @@ def _watch(
                 return Verdict("crash", f"it used more than {limits.memory / MIB:.0f} MiB of memory")
             if len(sizes) > limits.processes:
                 return Verdict("crash", f"it started more than {limits.processes} processes")
+    if supervisor is None:
+        server.end()
+        return Verdict("timeout", f"the check did not start within {limits.seconds:.0f} s: check again")
     stopped = ": one of its processes was stopped" if any(map(is_stopped, children(supervisor))) else ""
     return Verdict("timeout", f"no result after {limits.seconds:.0f} s{stopped}")
 
