@@ -322,6 +322,7 @@ def test_it_serves_a_program_with(before: str, redirections: tuple[str, ...]) ->
 
 STOPPED = """
     import os, signal, sys, time
+    import psutil
     from minifsdp.course.warm import client
     client.LONGEST_START = 0.5
     client.server.prepare(())
@@ -335,6 +336,8 @@ STOPPED = """
         found.append(str(error))
     found += [asked.wait(5), client.server.start("nothing", os._exit, 7, needs=()).wait(20)]
     os.kill(client.server.process.pid, signal.SIGSTOP)
+    while psutil.Process(client.server.process.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
     print(found, stopped, client.server.process.pid, file=open(int(sys.argv[1]), "w"))
 """
 
