@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # What is compiled is stored, pytest's assertions among it, also where the environment says otherwise: the next one finds it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: ladder install test test-wide test-course test-notebooks test-labs test-seconds test-full lint labs labs-check slides slides-check release site test-versions gpu-check clean
+.PHONY: ladder install test test-wide test-course test-notebooks test-all test-labs test-seconds test-full lint labs labs-check slides slides-check release site test-versions gpu-check clean
 
 ladder: $(PACKAGE)
 	$(BIN)/minifsdp ladder
@@ -27,8 +27,8 @@ NOTEBOOKS := tests/labs/test_notebooks.py
 test: $(READY)
 	$(PYTEST) -m "$(BRIEF) and not wide" $(WORKERS) --durations 10 $(LIBRARY)
 
-# The same, and what the loop has no time for, such as more ranks. `.ci/run` runs this target and the two below it, which
-# together run all of tests/ (tests/tools/test_tiers.py).
+# The same, and what the loop has no time for, such as more ranks. This target and the two below it together run all of
+# tests/ (tests/tools/test_tiers.py).
 test-wide: $(READY)
 	$(PYTEST) -m "$(BRIEF)" $(WORKERS) --durations 10 $(LIBRARY)
 
@@ -39,6 +39,10 @@ test-course: $(READY)
 # All notebooks, as they are shipped, and some with the reference answers written into the exercises.
 test-notebooks: $(READY)
 	$(PYTEST) -m "not rest" $(NOTEBOOKS) $(WORKERS)
+
+# These three in one run, as `.ci/run` has it: what waits leaves the cores to what computes.
+test-all: $(READY)
+	$(PYTEST) -m "$(BRIEF)" $(WORKERS) --durations 10 tests
 
 # All notebooks in both ways, and all wrong answers. The targets above run those of labs that have changed since this one
 # ran, and a part of the others (tests/labs/all_ran.py).

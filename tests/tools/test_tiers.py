@@ -17,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py"))
+PARTS = ("test-wide", "test-course", "test-notebooks")
 CI = tuple(re.findall(r"^make (\S+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE))
 MARKS = ("rest", "slow", "wide")
 
@@ -50,10 +51,11 @@ def running(file: Path, *marks: str, targets: tuple[str, ...] = CI) -> list[Name
     ]
 
 
+@pytest.mark.parametrize("targets", [CI, PARTS], ids=["CI", "its parts"])
 @pytest.mark.parametrize("marks", [(), ("wide",)], ids=["plain", "wide"])
-def test_every_test_is_run_once(marks: tuple[str, ...]) -> None:
+def test_every_test_is_run_once(marks: tuple[str, ...], targets: tuple[str, ...]) -> None:
     assert len(FILES) > 100
-    assert not [str(file) for file in FILES if len(running(file, *marks)) != 1]
+    assert not [str(file) for file in FILES if len(running(file, *marks, targets=targets)) != 1]
 
 
 def test_the_short_loop_is_the_library_without_what_is_wide() -> None:

@@ -26,7 +26,7 @@ import psutil
 from minifsdp.course.system.housekeeping import TREE
 from minifsdp.course.system.lifeline import is_readable
 from minifsdp.course.system.plain_files import files_below, read_plain
-from minifsdp.course.warm.client import Process, server
+from minifsdp.course.warm.client import LONGEST_START, Process, server
 from minifsdp.course.warm.needs import CHECKS_NEED, RANKS_NEED, RANKS_USE
 from minifsdp.course.warm.scratch import scratch_folder
 from minifsdp.course.workshop.child import STACK, needs_ranks
@@ -58,7 +58,7 @@ class Limits:
     """Resource limits of a check, including all the processes that it starts.
 
     Attributes:
-        seconds: from the start, for which torch may have to be imported first, and again to the result.
+        seconds: from the start, for which torch may have to be imported first, to the result.
         memory: resident bytes; None for no limit. Shared pages count once per process.
         output: bytes printed or written to temporary files.
         processes: largest number at once; counted only if memory is limited.
@@ -159,7 +159,7 @@ def _watch(
 ) -> Verdict | int:
     """Wait for the check; returns its exit code, or a verdict if it exceeded a limit or lost its supervisor."""
     began, shown, said, supervisor = time.monotonic(), -1, b"", None
-    while (seconds := time.monotonic() - began) < limits.seconds:
+    while (seconds := time.monotonic() - began) < (LONGEST_START if supervisor is None else limits.seconds):
         started = check.supervisor.started(POLL_SECONDS)
         if started and supervisor is None:
             supervisor = psutil.Process(check.supervisor.pid)
@@ -187,7 +187,7 @@ def _watch(
                 return Verdict("crash", f"it started more than {limits.processes} processes")
     if supervisor is None:
         server.end()
-        return Verdict("timeout", f"the check did not start within {limits.seconds:.0f} s: check again")
+        return Verdict("timeout", f"the check did not start within {LONGEST_START:.0f} s: check again")
     stopped = ": one of its processes was stopped" if any(map(is_stopped, children(supervisor))) else ""
     return Verdict("timeout", f"no result after {limits.seconds:.0f} s{stopped}")
 
