@@ -204,7 +204,7 @@ class Server:
         return Process(sentinel)
 
     def prepare(self, needs: Sequence[str] = RANKS_NEED) -> None:
-        """Import these modules in the server now, while nobody waits for a process.
+        """Import these modules in the server ahead of the first request for a process.
 
         Raises:
             OSError: there is no server, and none can be started.
@@ -314,7 +314,7 @@ def _neutral() -> dict[str, str]:
 
 
 def _above_the_standard(fd: int) -> int:
-    """The file descriptor under a number of which no standard stream takes the place, should any be closed."""
+    """Move a file descriptor above those of the standard streams, any of which may be closed; return its number."""
     if fd >= STDIO:
         return fd
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, STDIO)
