@@ -105,9 +105,11 @@ gpu-check:
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) \
 		-m tools.gpu_check $(addprefix --part ,$(PART))
 
+# The pip that Python 3.11 brings takes twice as long to resolve as a new one does.
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "minifsdp needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 
 # Python compiles what is imported when it is: of 7,400 files, that is a third.
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable
