@@ -5,6 +5,7 @@ What took longest goes first, so that no worker begins it when the others are do
 `make test-seconds` writes it, with the option `--add-seconds`.
 """
 
+import gc
 import json
 import os
 import re
@@ -37,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     process would have more: on busy cores, threads that share an operator mostly wait for each other.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
+    gc.set_threshold(100_000)  # what torch and thousands of tests have made stays: Python need not look through it often
     is_worker = hasattr(config, "workerinput")
     if is_worker or not getattr(config.option, "numprocesses", None):  # workers inherit what is ignored
         for number in SIGNALS:
