@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     process would have more: on busy cores, threads that share an operator mostly wait for each other.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
-    gc.set_threshold(100_000)  # what torch and thousands of tests have made stays: Python need not look through it often
+    gc.set_threshold(100_000)  # what torch and thousands of tests have made stays: Python need not look through it
     is_worker = hasattr(config, "workerinput")
     if is_worker or not getattr(config.option, "numprocesses", None):  # workers inherit what is ignored
         for number in SIGNALS:
