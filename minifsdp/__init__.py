@@ -3,8 +3,9 @@
 The public names are imported on first use, so that `course.ladder.closed_form` needs no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from minifsdp.on_first_use import on_first_use
 
 if TYPE_CHECKING:
     from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP, OverlappedDDP
@@ -65,11 +66,4 @@ __all__ = [
     "transformer_auto_wrap_policy",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for module in ("fsdp", "fsdp.wrap", "ddp", "zero", "flat_param", "grad_scaler"):
-            found = getattr(import_module(f"minifsdp.{module}"), name, None)
-            if found is not None:
-                return found
-    raise AttributeError(f"module 'minifsdp' has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, __all__, ".fsdp", ".fsdp.wrap", ".ddp", ".zero", ".flat_param", ".grad_scaler")

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from minifsdp import comm, private
+from minifsdp.private import dtensor
 from minifsdp.process_groups import mesh_group
 
 DRAWING = (
@@ -55,7 +56,7 @@ def draw_whole(mesh: DeviceMesh) -> None:
 
 @cache
 def _install() -> None:
-    handlers = private.dtensor_handlers()
+    handlers = dtensor.dtensor_handlers()
     for name in (*DRAWING, *SKIPPING, *WRITING, "any"):
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
@@ -79,7 +80,7 @@ def _handle(operator: Any, args: Any, kwargs: Any) -> Any:
             return x
     if name.endswith("_"):
         _refuse_copy(name, x)
-    off = private.local_of(x).device.type != "cpu" or x.device_mesh.get_coordinate() is None
+    off = dtensor.local_of(x).device.type != "cpu" or x.device_mesh.get_coordinate() is None
     if name in WRITING or off or any(each.is_partial() for each in x.placements):
         return _as_torch(operator, args, kwargs)
     if name == "multinomial" and any(each.is_shard(x.ndim - 1) for each in x.placements):
@@ -106,20 +107,20 @@ def _refuse_copy(name: str, x: DTensor) -> None:
 
 
 def _storage(x: Any) -> int:
-    return private.identity(private.local_of(x).untyped_storage())
+    return private.identity(dtensor.local_of(x).untyped_storage())
 
 
 def _fill_row(embedding: Any, value: float) -> None:
     """Fill the row of an embedding's padding; a DTensor would fill a copy of it."""
     weight = embedding.weight
     row = embedding.padding_idx - _place(weight)[0].start
-    local = private.local_of(weight)
+    local = dtensor.local_of(weight)
     if 0 <= row < len(local):
         local.detach()[row].fill_(value)
 
 
 def _as_torch(operator: Any, args: Any, kwargs: Any) -> Any:
-    return private.without_handler(_handle, operator, args, kwargs)
+    return dtensor.without_handler(_handle, operator, args, kwargs)
 
 
 def _whole(operator: Any, args: Any, kwargs: Any) -> Any:
@@ -129,14 +130,14 @@ def _whole(operator: Any, args: Any, kwargs: Any) -> Any:
     def whole(x: Any) -> Any:
         if not isinstance(x, DTensor):
             return x
-        made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=private.local_of(x).device).fill_(1)
-        made[_place(x)] = private.local_of(x)
+        made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=dtensor.local_of(x).device).fill_(1)
+        made[_place(x)] = dtensor.local_of(x)
         wholes.append((x, made))
         return made
 
     results = operator(*map(whole, args), **{key: whole(x) for key, x in kwargs.items()})
     for x, made in wholes:
-        private.local_of(x).copy_(_part(x, made))
+        dtensor.local_of(x).copy_(_part(x, made))
     kept = tuple(_kept(each, wholes) for each in (results if isinstance(results, tuple) else (results,)))
     return kept if isinstance(results, tuple) else kept[0]
 
@@ -168,8 +169,8 @@ def _place(x: DTensor) -> tuple[slice, ...]:
     Raises:
         NotImplementedError: torch's rule gives a part of another shape than the rank has.
     """
-    shape, offset = private.place_of(x)
-    local = private.local_of(x)
+    shape, offset = dtensor.place_of(x)
+    local = dtensor.local_of(x)
     if tuple(shape) != tuple(local.shape):
         raise NotImplementedError(
             f"random numbers for a part of {list(local.shape)} of a tensor of {list(x.shape)}, where {x.placements} "

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from minifsdp import private
 from minifsdp.comm import Group
+from minifsdp.private import dtensor
 from minifsdp.process_groups import global_ranks, mesh_group
 
 replaced: Any = WeakIdKeyDictionary()
@@ -46,12 +47,12 @@ def has_post_hooks(p: Tensor) -> bool:
 
 def local_of(t: Tensor) -> Tensor:
     """This rank's part, the tensor itself: no autograd, no wait."""
-    return private.local_of(t) if isinstance(t, DTensor) else t
+    return dtensor.local_of(t) if isinstance(t, DTensor) else t
 
 
 def like(local: Tensor, t: Tensor) -> Tensor:
     """`local` as this rank's part of a tensor in the layout of `t`, such as its gradient."""
-    return private.with_spec(local, private.spec_of(t)) if isinstance(t, DTensor) else local
+    return dtensor.with_spec(local, dtensor.spec_of(t)) if isinstance(t, DTensor) else local
 
 
 @torch.no_grad()

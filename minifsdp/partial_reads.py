@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 
-from minifsdp.private import dtensor_handlers, read_number, without_handler
+from minifsdp.private.dtensor import dtensor_handlers, read_number, without_handler
 
 
 @cache

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Adafactor, Optimizer
 
-from minifsdp import private
 from minifsdp.checkpoint.names import Names, StateDict, paths
 from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.torch_api.state.optim_names import find_units
 from minifsdp.fsdp.torch_api.state.optim_schema import UnitNames
 from minifsdp.fsdp.torch_api.wrapped import Wrapped
 from minifsdp.optim_state import ONE_PER_PARAMETER, check_shape, has_elements
-from minifsdp.private import ShardedTensor
+from minifsdp.private import ShardedTensor, dtensor
 from minifsdp.sharded_values import shard_value, whole_of
 from minifsdp.zero.partition import ShardedOptimizer
 
@@ -150,7 +149,7 @@ def cut(p: DTensor, whole: Tensor) -> DTensor:
 
     torch's `distribute_tensor` cannot cut a dimension that data and tensor parallelism share unevenly.
     """
-    shape, offset = private.place_of(p)
+    shape, offset = dtensor.place_of(p)
     place = tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
     device = whole.device if p.is_meta else p.device
     local = whole.detach()[place].to(device, copy=True, memory_format=torch.contiguous_format)

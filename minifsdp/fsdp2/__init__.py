@@ -1,13 +1,35 @@
-"""FSDP2: individually sharded parameters, which stay in their modules under their names."""
+"""FSDP2: individually sharded parameters, which stay in their modules under their names.
 
-from minifsdp.clip_grad import clip_grad_norm_ as clip_grad_norm_
-from minifsdp.fsdp2.api import fully_shard as fully_shard
-from minifsdp.fsdp2.forward_methods import register_fsdp_forward_method as register_fsdp_forward_method
-from minifsdp.fsdp2.held import Held as Held
-from minifsdp.fsdp2.held import Recorded as Recorded
-from minifsdp.fsdp2.hooks import use_schedule as use_schedule
-from minifsdp.fsdp2.module import FSDPModule as FSDPModule
-from minifsdp.fsdp2.module import UnshardHandle as UnshardHandle
-from minifsdp.fsdp2.policies import CPUOffloadPolicy as CPUOffloadPolicy
-from minifsdp.fsdp2.policies import MixedPrecisionPolicy as MixedPrecisionPolicy
-from minifsdp.fsdp2.policies import OffloadPolicy as OffloadPolicy
+The public names are imported on first use, so that lab 12, which cuts and gathers plain tensors, needs no DTensors.
+"""
+
+from typing import TYPE_CHECKING
+
+from minifsdp.on_first_use import on_first_use
+
+if TYPE_CHECKING:
+    from minifsdp.clip_grad import clip_grad_norm_
+    from minifsdp.fsdp2.api import fully_shard
+    from minifsdp.fsdp2.forward_methods import register_fsdp_forward_method
+    from minifsdp.fsdp2.held import Held, Recorded
+    from minifsdp.fsdp2.hooks import use_schedule
+    from minifsdp.fsdp2.module import FSDPModule, UnshardHandle
+    from minifsdp.fsdp2.policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+
+__all__ = [
+    "CPUOffloadPolicy",
+    "FSDPModule",
+    "Held",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
+    "Recorded",
+    "UnshardHandle",
+    "clip_grad_norm_",
+    "fully_shard",
+    "register_fsdp_forward_method",
+    "use_schedule",
+]
+
+__getattr__ = on_first_use(
+    __name__, __all__, ".held", ".policies", ".module", ".forward_methods", ".hooks", ".api", "..clip_grad"
+)

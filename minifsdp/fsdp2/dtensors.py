@@ -20,6 +20,7 @@ from minifsdp.draws import draw_whole
 from minifsdp.fsdp2.cut import Cut
 from minifsdp.local_parts import like as like
 from minifsdp.local_parts import local_of as local_of
+from minifsdp.private import dtensor
 from minifsdp.process_groups import mesh_group
 
 
@@ -30,12 +31,12 @@ def on(device: torch.device, local: Tensor) -> Tensor:
 
 def spec_of(p: Tensor) -> Any:
     """The placement that a tensor-parallel style has already given a parameter; None if there is none."""
-    return private.spec_of(p) if isinstance(p, DTensor) else None
+    return dtensor.spec_of(p) if isinstance(p, DTensor) else None
 
 
 def whole_like(whole: Tensor, spec: Any) -> Tensor:
     """A tensor that is whole for the data-parallel ranks, placed as by a tensor-parallel style (`spec_of`)."""
-    return whole if spec is None else private.with_spec(whole, spec)
+    return whole if spec is None else dtensor.with_spec(whole, spec)
 
 
 def as_placed(gradient: Tensor, spec: Any, dtype: torch.dtype, label: Label | None = None) -> Tensor:
@@ -74,9 +75,9 @@ def shard(p: nn.Parameter, cut: Cut, mesh: DeviceMesh, rank: int, to: torch.devi
     if spec is not None:
         inner = prod(spec.mesh.size(dim) for dim, each in enumerate(spec.placements) if each.is_shard(cut.dim))
         if inner > 1:  # cut by both: this cut is the outer one of the mesh and the inner one of the tensor
-            placements[-1] = private.StridedShard(cut.dim, split_factor=inner)
+            placements[-1] = dtensor.StridedShard(cut.dim, split_factor=inner)
         placements += spec.placements
-        mesh = private.join_meshes([mesh, spec.mesh])
+        mesh = dtensor.join_meshes([mesh, spec.mesh])
     draw_whole(mesh)
     stride = torch.empty(p.shape, device="meta").stride()
     sharded = DTensor.from_local(local, mesh, placements, run_check=False, shape=p.shape, stride=stride)
@@ -89,7 +90,7 @@ def pin(sharded: Tensor) -> None:
     """Move this rank's part, which is in host memory, to pinned memory, unless it is still on meta."""
     local = local_of(sharded)
     if local.numel() and local.device.type == "cpu" and not local.is_pinned():
-        private.put_local(sharded, local.pin_memory())
+        dtensor.put_local(sharded, local.pin_memory())
 
 
 def default_mesh(device: torch.device, group: Group) -> DeviceMesh:

@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from minifsdp import private
 from minifsdp.draws import draw_whole
 from minifsdp.first_forward import check_before_forward
 from minifsdp.kinds import check_count, check_kind
@@ -20,6 +19,7 @@ from minifsdp.nesting import TENSOR_PARALLEL, refuse_nested
 from minifsdp.optimizer_steps import before_every_step
 from minifsdp.order import check_labelled_calls
 from minifsdp.partial_reads import refuse_partial_reads
+from minifsdp.private import dtensor
 from minifsdp.process_groups import mesh_group
 from minifsdp.tensor_parallel.layer import LayerStyle
 from minifsdp.tensor_parallel.parameters import names
@@ -55,7 +55,7 @@ def parallelize_module(
     """
     check_labelled_calls()
     check_kind("module", module, nn.Module, "a module")
-    mesh = private.current_mesh() if device_mesh is None else device_mesh
+    mesh = dtensor.current_mesh() if device_mesh is None else device_mesh
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"device_mesh is a {type(mesh).__name__}: give a DeviceMesh, such as init_device_mesh returns")
     if mesh.ndim != 1:

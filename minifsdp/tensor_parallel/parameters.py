@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from minifsdp import comm, private
+from minifsdp import comm
 from minifsdp.comm import Group, Label
 from minifsdp.local_parts import has_hooks, refuse_replaced, replaced
+from minifsdp.private import dtensor
 from minifsdp.process_groups import mesh_group
 from minifsdp.tensor_parallel.layouts import (
     Layout,
@@ -106,7 +107,7 @@ def distribute(p: nn.Parameter, mesh: DeviceMesh, layout: Layout, source: int | 
         if p.requires_grad:
             p.register_post_accumulate_grad_hook(refuse_replaced)
         replaced[p] = nn.Parameter(
-            private.with_spec(part, private.spec(mesh, layout, p.shape, p.dtype)), p.requires_grad
+            dtensor.with_spec(part, dtensor.spec(mesh, layout, p.shape, p.dtype)), p.requires_grad
         )
     found: nn.Parameter = replaced[p]
     return distribute(found, mesh, layout, source)
@@ -141,16 +142,16 @@ def local_parts(
 
 
 def _part(t: Any, move: Move | None) -> Tensor:
-    part: Tensor = private.local_of(t) if isinstance(t, DTensor) else t
+    part: Tensor = dtensor.local_of(t) if isinstance(t, DTensor) else t
     return part if move is None else relaid(part, *move[0])
 
 
 def _spec(t: Any, layout: Layout | None) -> Any:
     """The spec of the gradient of a DTensor."""
-    spec = private.spec_of(t)
+    spec = dtensor.spec_of(t)
     (own,) = spec.placements
     layout = of_gradient(own) if layout is None else layout
-    return spec if are_equal(layout, own) else private.spec(spec.mesh, layout, spec.shape, t.dtype)
+    return spec if are_equal(layout, own) else dtensor.spec(spec.mesh, layout, spec.shape, t.dtype)
 
 
 class _LocalParts(torch.autograd.Function):
@@ -171,7 +172,7 @@ class _LocalParts(torch.autograd.Function):
 def _as_dtensor(gradient: Tensor, spec: Any, move: Move | None) -> Any:
     gradient = gradient if move is None else moved(gradient, move[1], move[0])
     if not gradient.requires_grad:
-        return private.with_spec(gradient, spec)
+        return dtensor.with_spec(gradient, spec)
     (layout,) = spec.placements  # backward of backward
     return _Placed.apply(gradient, layout, spec, Ranks.of(spec.mesh))  # type: ignore[no-untyped-call]
 
@@ -183,9 +184,9 @@ def placed(x: Tensor, source: Layout, target: Layout, ranks: Ranks, shape: torch
         shape: of the whole tensor.
     """
     source, target = from_front(source, x.ndim), from_front(target, x.ndim)
-    spec = private.spec(ranks.mesh, target, shape, x.dtype)
-    dtensor: Tensor = _Placed.apply(x, source, spec, ranks)  # type: ignore[no-untyped-call]
-    return dtensor
+    spec = dtensor.spec(ranks.mesh, target, shape, x.dtype)
+    made: Tensor = _Placed.apply(x, source, spec, ranks)  # type: ignore[no-untyped-call]
+    return made
 
 
 class _Placed(torch.autograd.Function):
@@ -194,7 +195,7 @@ class _Placed(torch.autograd.Function):
         size = spec.shape[source.dim] if source.is_shard() else None
         ctx.back, ctx.ranks = of_gradient(source), ranks
         moved = relaid(x.detach(), source, spec.placements[0], ranks.group, size, ranks.label)
-        return private.with_spec(moved, spec)
+        return dtensor.with_spec(moved, spec)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:

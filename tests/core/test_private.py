@@ -1,4 +1,4 @@
-"""Torch's private interfaces: nobody but minifsdp/private.py uses them, and for each, what would break without it."""
+"""Torch's private interfaces: nobody but minifsdp.private uses them, and for each, what would break without it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import private
+from minifsdp.private import dtensor
 
 check = Checks(__name__)
 
-PACKAGE = Path(private.__file__).parent
+PRIVATE = Path(private.__file__).parent
+PACKAGE = PRIVATE.parent
 TAUGHT = PACKAGE / "course" / "reference"  # answers of labs, which show torch as it is
 
 
@@ -51,7 +53,7 @@ def is_private(path: str) -> bool:
 
 @cache
 def attributes_of_private() -> set[str]:
-    return attributes(ast.parse(Path(private.__file__).read_text()))
+    return set().union(*(attributes(ast.parse(path.read_text())) for path in PRIVATE.iterdir() if path.suffix == ".py"))
 
 
 def attributes(tree: ast.AST) -> set[str]:
@@ -63,7 +65,7 @@ def attributes(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in sorted(PACKAGE.rglob("*.py")) if path != Path(private.__file__) and TAUGHT not in path.parents],
+    [path for path in sorted(PACKAGE.rglob("*.py")) if not {PRIVATE, TAUGHT} & {*path.parents}],
     ids=lambda path: str(path.relative_to(PACKAGE)),
 )
 def test_a_module_leaves_torchs_private_names_alone(path: Path) -> None:
@@ -79,7 +81,7 @@ def test_such_names_are_found() -> None:
 
 def test_each_has_a_test_here_that_says_what_would_break() -> None:
     on_ranks = {name for _, name in (each.values for each in check.params)}
-    for name in private.__all__:
+    for name in (*private.__all__, *dtensor.__all__):
         shown_by = TOGETHER.get(name, name)
         test = globals().get(shown_by) if shown_by in on_ranks else globals().get(f"test_{shown_by.lower()}")
         assert test is not None, name
@@ -451,8 +453,8 @@ def test_unset_fake_temporarily() -> None:
 def local_of() -> None:
     """Without it FSDP2 asks autograd for a view of each parameter's piece at each gather."""
     placed = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (2,)), [Shard(0)])
-    assert private.local_of(placed) is private.local_of(placed)
-    assert private.local_of(placed).shape == (2,)
+    assert dtensor.local_of(placed) is dtensor.local_of(placed)
+    assert dtensor.local_of(placed).shape == (2,)
 
 
 @check()
@@ -460,8 +462,8 @@ def put_local() -> None:
     """Without it the parameters of FSDP2 that are loaded by assignment are not in pinned memory."""
     placed = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (2,)), [Shard(0)])
     local = torch.zeros(2)
-    private.put_local(placed, local)
-    assert private.local_of(placed) is local
+    dtensor.put_local(placed, local)
+    assert dtensor.local_of(placed) is local
     assert placed.full_tensor().sum() == 0
 
 
@@ -469,7 +471,7 @@ def put_local() -> None:
 def with_spec() -> None:
     """Without it FSDP2 computes each gradient's shape and placement anew, and cannot say that it is its parameter's."""
     placed = distribute_tensor(torch.ones(5), init_device_mesh("cpu", (2,)), [Shard(0)])
-    gradient = private.with_spec(torch.zeros_like(private.local_of(placed)), private.spec_of(placed))
+    gradient = dtensor.with_spec(torch.zeros_like(dtensor.local_of(placed)), dtensor.spec_of(placed))
     assert (gradient.shape, gradient.placements) == (placed.shape, placed.placements)
 
 
@@ -477,14 +479,14 @@ def with_spec() -> None:
 def place_of() -> None:
     """Without it whole tensors of a checkpoint cannot be cut as the parameters are that they belong to."""
     placed = distribute_tensor(torch.ones(5, 3), init_device_mesh("cpu", (2,)), [Shard(0)])
-    assert private.place_of(placed) == (((3, 3), (0, 0)) if dist.get_rank() == 0 else ((2, 3), (3, 0)))
+    assert dtensor.place_of(placed) == (((3, 3), (0, 0)) if dist.get_rank() == 0 else ((2, 3), (3, 0)))
 
 
 @check()
 def dtensor_handlers() -> None:
     """Without it shards in host memory are initialized with the same numbers on all ranks that have one seed."""
     placed = distribute_tensor(torch.ones(5, 3), init_device_mesh("cpu", (2,)), [Shard(0)])
-    handlers = private.dtensor_handlers()
+    handlers = dtensor.dtensor_handlers()
     operator = next(each for each in handlers if str(each) == "aten.is_same_size.default")
     before, handlers[operator] = handlers[operator], lambda asked, args, kwargs: asked is operator and args[0] is placed
     try:
@@ -500,9 +502,9 @@ def without_handler() -> None:
     placed = distribute_tensor(torch.ones(5, 3), init_device_mesh("cpu", (2,)), [Shard(0)])
 
     def more(*asked: Any) -> Any:
-        return 1 + private.without_handler(more, *asked)
+        return 1 + dtensor.without_handler(more, *asked)
 
-    with patch.dict(private.dtensor_handlers(), {private.read_number: more}):
+    with patch.dict(dtensor.dtensor_handlers(), {dtensor.read_number: more}):
         assert [placed.sum().item() for _ in range(2)] == [placed.to_local().sum() + 1] * 2
 
 
@@ -510,7 +512,7 @@ def without_handler() -> None:
 def read_number() -> None:
     """Without it an optimizer of one's own reads a rank's part of a norm, and updates with it."""
     number = distribute_tensor(torch.ones(()), init_device_mesh("cpu", (2,)), [Replicate()])
-    with patch.dict(private.dtensor_handlers(), {private.read_number: lambda operator, args, kwargs: 3}):
+    with patch.dict(dtensor.dtensor_handlers(), {dtensor.read_number: lambda operator, args, kwargs: 3}):
         found = number.item(), float(number), torch.ones(()).add(1, alpha=number).item()
     assert found == (3, 3, 4)
 
@@ -520,9 +522,9 @@ def spec() -> None:
     """Without it a tensor-parallel layer's outputs are made by `from_local`, which computes what is known."""
     mesh = init_device_mesh("cpu", (2,))
     placed = distribute_tensor(torch.ones(5, 3), mesh, [Shard(0)])
-    made = private.spec(mesh, Shard(0), placed.shape, placed.dtype)
-    assert made == private.spec_of(placed)
-    assert made is private.spec(mesh, Shard(0), placed.shape, placed.dtype)
+    made = dtensor.spec(mesh, Shard(0), placed.shape, placed.dtype)
+    assert made == dtensor.spec_of(placed)
+    assert made is dtensor.spec(mesh, Shard(0), placed.shape, placed.dtype)
 
 
 @check()
@@ -530,15 +532,15 @@ def current_mesh() -> None:
     """Without it `parallelize_module` without a mesh does not know the one that surrounds it."""
     mesh = init_device_mesh("cpu", (2,))
     with mesh:
-        assert private.current_mesh() is mesh
+        assert dtensor.current_mesh() is mesh
 
 
 @check(ranks=4)
 def join_meshes() -> None:
     """Without it FSDP2 cannot cut what tensor parallelism has cut: the two meshes stay two."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    assert private.join_meshes([mesh["dp"], mesh["tp"]]).shape == (2, 2)
-    assert private.StridedShard(0, split_factor=2).split_factor == 2
+    assert dtensor.join_meshes([mesh["dp"], mesh["tp"]]).shape == (2, 2)
+    assert dtensor.StridedShard(0, split_factor=2).split_factor == 2
 
 
 # Process groups

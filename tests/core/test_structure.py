@@ -90,7 +90,7 @@ CALLERS = (
     "comm.py",
     "fsdp2/dtensors.py",
     "gloo.py",
-    "private.py",
+    *("private/__init__.py", "private/dtensor.py"),
     "process_groups.py",
     "sharded_values.py",
 )
@@ -135,11 +135,15 @@ def test_closed_form_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
-def test_public_names_are_there():
+def test_public_names_and_modules_are_there():
     for public in minifsdp.__all__:
         assert getattr(minifsdp, public).__module__.startswith("minifsdp.")
     with pytest.raises(AttributeError, match="no attribute 'FSDP3'"):
         _ = minifsdp.FSDP3
+    check = "import minifsdp; minifsdp.zero.stage1, minifsdp.course.launch.launch, minifsdp.fsdp2.hooks"
+    done = subprocess.run([sys.executable, "-c", check], check=False)
+    assert done.returncode == 0, "a check's answer finds them, whether an earlier check has imported them or not"
+    assert not hasattr(minifsdp, "zero4")
 
 
 LESSON = [p for folder in ("fsdp", "fsdp/schedules") for p in sorted((PACKAGE / folder).glob("*.py"))]

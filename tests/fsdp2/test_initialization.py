@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from minifsdp import private
+from minifsdp.private import dtensor
 from minifsdp.tensor_parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 check = Checks(__name__)
@@ -99,7 +99,7 @@ def replicas_agree_whatever_their_seeds() -> None:
     torch.manual_seed(dist.get_rank())
     initialize(m)
     for p in m.parameters():
-        mine = private.local_of(p).detach()
+        mine = dtensor.local_of(p).detach()
         other = [torch.empty_like(mine) for _ in range(2)]
         dist.all_gather(other, mine, p.device_mesh.get_group(0))
         assert torch.equal(*other)
@@ -239,7 +239,7 @@ def other_dtensors_draw_as_torch_has_it() -> None:
     torch.manual_seed(7)
     x: Any = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]).normal_()
     torch.manual_seed(7)
-    assert torch.equal(private.local_of(x), torch.randn(2, 2))
+    assert torch.equal(dtensor.local_of(x), torch.randn(2, 2))
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)

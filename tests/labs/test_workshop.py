@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+from textwrap import dedent
 
 import pytest
 import torch
@@ -370,6 +373,22 @@ class TestStore:
         (tmp_path / ".minifsdp").write_text("a file")
         Store(tmp_path).write("hints", "4.1", 1)
         assert Store(tmp_path).read("hints", "4.1") is None
+
+
+JUDGE = """
+    import sys
+    from minifsdp.course.workshop.child import judge
+    result = judge({task})
+    print(result["state"], "torch.distributed.tensor" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("exercise", ["0.1", "12.3"])
+def test_a_check_of_plain_tensors_imports_no_dtensors(exercise: str) -> None:
+    cell = f'@exercise("{exercise}")\n{find_reference(exercise).source}'
+    task = {"exercise": exercise, "setup": setup_of(lab_of(exercise)), "cell": cell, "variant": {}}
+    command = [sys.executable, "-c", dedent(JUDGE.format(task=task))]
+    assert subprocess.check_output(command, text=True) == "passed False\n"
 
 
 def test_a_check_that_does_not_start_is_said_to_and_the_next_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 RANKS_NEED = ("minifsdp.course.launch.rank", "torch._dynamo")  # an optimizer's first step imports _dynamo
 RANKS_USE = (  # most of them at least one; imported when the first launch is on its way
-    *(f"minifsdp.{name}" for name in ("ddp", "zero", "fsdp", "fsdp2", "tensor_parallel", "pipeline", "checkpoint")),
+    *(f"minifsdp.{name}" for name in ("ddp", "zero", "fsdp", "fsdp2.api", "tensor_parallel", "pipeline", "checkpoint")),
     *(f"minifsdp.course.{name}" for name in ("watch.ledger", "ladder.rungs", "ladder.measure", "explore.log")),
 )
 CHECKS_NEED = ("minifsdp.course.workshop.checking",)

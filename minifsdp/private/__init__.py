@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from traceback import walk_stack
 from types import FrameType
 from typing import Any
@@ -27,19 +26,12 @@ from torch._C import DisableTorchFunctionSubclass
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch._utils import _get_device_index as device_index
 from torch.autograd.graph import _engine_run_backward
-from torch.distributed import device_mesh
 from torch.distributed._composable.contract import REGISTRY_KEY
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharded_tensor.shard import Shard
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.remote_device import _remote_device as remote_device
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout
 from torch.nn.parallel import DistributedDataParallel
@@ -62,7 +54,6 @@ __all__ = [
     "ShardMetadata",
     "ShardedTensor",
     "ShardedTensorMetadata",
-    "StridedShard",
     "TensorProperties",
     "TorchDispatchMode",
     "accumulates_in",
@@ -74,10 +65,8 @@ __all__ = [
     "chunk_cat",
     "close_to_torchs_wrappers",
     "current_backward",
-    "current_mesh",
     "device_index",
     "device_types_of",
-    "dtensor_handlers",
     "fake_store",
     "foreach_copy",
     "gloo_group",
@@ -90,26 +79,19 @@ __all__ = [
     "is_in_torchs_fsdp",
     "is_traceable_wrapper_subclass",
     "is_traceable_wrapper_subclass_type",
-    "join_meshes",
     "leave_uncompiled",
-    "local_of",
     "made_since",
     "memory_snapshot",
     "name_of",
     "new_group_named",
     "nodes_so_far",
     "pass_on_hooks",
-    "place_of",
     "post_hooks_of",
-    "put_local",
-    "read_number",
     "record_memory_history",
     "remote_device",
     "run_backward",
     "schema_of",
     "set_timeout",
-    "spec",
-    "spec_of",
     "spin",
     "split_copy",
     "steps_in_backward",
@@ -121,8 +103,6 @@ __all__ = [
     "tree_unflatten",
     "unset_fake_temporarily",
     "version_of",
-    "with_spec",
-    "without_handler",
 ]
 
 ASKED_BY_STATE_DICT_FUNCTIONS = "_fqn_modifiers"
@@ -214,6 +194,9 @@ def steps_in_backward(param: Tensor) -> bool:
 
 # Wrappers of torch's
 
+FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
+"""The module of torch's FullyShardedDataParallel."""
+
 
 class ClosedToTorch(dict[str, Any]):
     """Of the torch.distributed functions applied to a module; raises an error when a wrapper looks for itself.
@@ -232,7 +215,7 @@ class ClosedToTorch(dict[str, Any]):
 def _wraps(call: tuple[FrameType, int]) -> bool:
     """True if a call is the construction of a wrapper of torch's."""
     code, module = call[0].f_code.co_name, call[0].f_globals.get("__name__", "")
-    return (code, module) == ("__init__", FullyShardedDataParallel.__module__) or code in ("fully_shard", "replicate")
+    return (code, module) == ("__init__", FSDP1) or code in ("fully_shard", "replicate")
 
 
 def close_to_torchs_wrappers(module: torch.nn.Module, why: str) -> None:
@@ -277,70 +260,6 @@ def has_storage(tensor: Tensor) -> bool:
 def identity(storage: UntypedStorage) -> int:
     """A number for the memory behind it; torch may make several Python objects for one."""
     return int(storage._cdata)
-
-
-def local_of(tensor: DTensor) -> Tensor:
-    """This rank's part, not a view of it: `to_local()` makes one, an operation of autograd's."""
-    return tensor._local_tensor
-
-
-def put_local(tensor: Any, local: Tensor) -> None:
-    """Let another tensor of the same shape and values be this rank's part."""
-    tensor._local_tensor = local
-
-
-def spec_of(tensor: Any) -> Any:
-    """A DTensor's mesh, placements, whole shape and dtype."""
-    return tensor._spec
-
-
-def place_of(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of a DTensor's local part, and the indices at which it begins in the whole tensor."""
-    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-
-
-def dtensor_handlers() -> dict[Any, Callable[..., Any]]:
-    """By operator, what torch calls instead on DTensors, with the operator and its arguments."""
-    return DTensor._op_dispatcher._custom_op_handlers
-
-
-read_number: Any = torch.ops.aten._local_scalar_dense.default
-"""The operator of `item()`, which `float()`, `bool()` and arguments that must be numbers call, too."""
-
-
-def without_handler(handler: Callable[..., Any], operator: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operator that has this handler as torch does."""
-    handlers = dtensor_handlers()
-    handlers.pop(operator, None)
-    try:
-        return operator(*args, **kwargs)
-    finally:
-        handlers[operator] = handler
-
-
-def with_spec(local: Tensor, spec: Any) -> DTensor:
-    """A DTensor made of this rank's part; `from_local` would check and compute what is known.
-
-    `DTensor.__init__` does nothing but leave and enter the compiler, which takes longer than all the rest.
-    """
-    return DTensor.__new__(DTensor, local, spec, requires_grad=False)
-
-
-@lru_cache(maxsize=4096)
-def spec(mesh: DeviceMesh, placement: Any, shape: torch.Size, dtype: torch.dtype) -> Any:
-    """The specification of a contiguous DTensor of this shape on a mesh of one dimension."""
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensorSpec(mesh, (placement,), TensorMeta(shape, stride, dtype))
-
-
-def current_mesh() -> DeviceMesh:
-    """That of the surrounding `with mesh:`; a RuntimeError, if there is none."""
-    return device_mesh._mesh_resources.get_current_mesh()
-
-
-def join_meshes(meshes: list[DeviceMesh]) -> DeviceMesh:
-    """One mesh of the dimensions of several, which are parts of one."""
-    return DeviceMesh._concatenate(meshes)
 
 
 def schema_of(operator: Any) -> Any:
