@@ -36,7 +36,7 @@ test-wide: $(READY)
 test-course: $(READY)
 	$(PYTEST) -m "$(BRIEF)" $(WORKERS) --durations 10 $(patsubst %,--ignore %,$(LIBRARY) $(NOTEBOOKS)) tests
 
-# All notebooks, as they are shipped, and some with the reference answers written into the exercises.
+# All notebooks, as they are shipped, and one with the reference answers written into the exercises.
 test-notebooks: $(READY)
 	$(PYTEST) -m "not rest" $(NOTEBOOKS) $(WORKERS)
 

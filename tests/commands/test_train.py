@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -395,9 +394,8 @@ def test_killed_twenty_times_it_ends_with_the_same_bits(tmp_path, uninterrupted)
 
 def test_under_torchrun(tmp_path, uninterrupted):
     folder = tmp_path / "checkpoints"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "minifsdp"]
     options = ["train", *OPTIONS, "--steps=4", f"--checkpoint={folder}", "--every=2", f"--out={tmp_path}"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=False)
+    done = commands_in_forks.torchrun("--standalone", "--nproc-per-node=2", "-m", "minifsdp", *options)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "train.json").read_text())
     assert record["losses"] == pytest.approx(uninterrupted(4), rel=1e-5)

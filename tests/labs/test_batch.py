@@ -14,17 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import notebooks_in_forks
 import psutil
 import pytest
+from commands_in_forks import start_fork
+from jupyter_client.provisioning import local_provisioner
 
 from minifsdp.course import cli
 from minifsdp.course.cli import lab as command
 from minifsdp.course.doctor.versions import versions
+from minifsdp.course.system.housekeeping import TREE
 from minifsdp.course.workshop import batch, copies
 from minifsdp.course.workshop.references import find_reference
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-MARK = "MINIFSDP_TEST_BATCH"
 SECONDS = 120  # of patience, on a machine that is busy with much else
 
 DRAW = "from IPython.display import Image, display\ndisplay(Image(bytes([137]) + b'PNG\\r\\n\\x1a\\n', format='png'))"
@@ -66,7 +69,8 @@ def save(path: Path, *sources: str | dict[str, Any], lab: str = "00") -> list[st
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run cells as the notebook of lab 00 in this process; the record."""
+    """Run cells as the notebook of lab 00 in this process, in a kernel that is a fork; the record."""
+    monkeypatch.setattr(local_provisioner, "launch_kernel", notebooks_in_forks.launch_kernel)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
 
@@ -167,30 +171,32 @@ def test_a_signal_ends_kernel_and_ranks_and_the_record_is_written(
 ) -> None:
     save(tmp_path / "mine.ipynb", DRAW, STUCK, "never = 1")
     mark = uuid.uuid4().hex
-    job = subprocess.Popen(
-        [sys.executable, "-m", "minifsdp", "lab", "run", "00", "mine.ipynb", "--out=out"],
-        cwd=tmp_path,
-        env={**os.environ, MARK: mark, "MINIFSDP_DEVICE": "cpu", "TMPDIR": str(scratch)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    said, errors = tmp_path / "said", tmp_path / "errors"
+    with said.open("w") as out, errors.open("w") as err:
+        job = start_fork(
+            notebooks_in_forks.run_command_with_kernel,
+            *("minifsdp", "lab", "run", "00", "mine.ipynb", "--out=out"),
+            out=out.fileno(),
+            errors=err.fileno(),
+            folder=tmp_path,
+            environ={**os.environ, TREE: mark, "MINIFSDP_DEVICE": "cpu", "TMPDIR": str(scratch)},
+        )
     try:
         await_that(lambda: job.poll() is not None or sum("rank" in each.name() for each in marked(mark)) == 2)
         on_disk = json.loads((tmp_path / "out" / "record.json").read_text())
         assert on_disk["state"] == "running", "what a kill that cannot be caught would leave"
         assert states(on_disk) == ["ran", "running", "not run"]
-        job.send_signal(number)
-        said, errors = job.communicate(timeout=SECONDS)
+        os.kill(job.pid, number)
+        assert job.wait(SECONDS) == 1
     finally:
         job.kill()
+        job.close()
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     stopped = record["cells"][1]["id"]
-    assert job.returncode == 1
     assert states(record) == ["ran", "stopped", "not run"]
     assert record["error"] == {"cell": stopped, "reason": f"ended by {number.name}"}
-    assert "1 of 3 cells ran" in said
-    assert errors.splitlines()[-1] == f"minifsdp: mine.ipynb: {stopped}: ended by {number.name}"
+    assert "1 of 3 cells ran" in said.read_text()
+    assert errors.read_text().splitlines()[-1] == f"minifsdp: mine.ipynb: {stopped}: ended by {number.name}"
     await_that(lambda: marked(mark) == [])
     assert list(scratch.iterdir()) == []
 
@@ -213,7 +219,7 @@ def marked(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(TREE) == mark and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
 

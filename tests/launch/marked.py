@@ -1,4 +1,4 @@
-"""The processes of one test, by a variable that all of them inherit."""
+"""The processes of one test, by a variable that all of them inherit; a fork shows it as TREE only."""
 
 import contextlib
 import time
@@ -12,7 +12,7 @@ def marked(word: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("MARKER") == word and process.status() != psutil.STATUS_ZOMBIE:
+            if word in process.environ().values() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
 

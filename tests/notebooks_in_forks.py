@@ -1,6 +1,7 @@
-"""nbval on a notebook, and the notebook's kernel, as forks of servers that have imported what both need.
+"""What runs notebooks, such as nbval, and their kernels, as forks of servers that have imported what these need.
 
-Only how they start differs from `pytest --nbval`, which test_notebooks.py runs, too, as users do.
+Only how they start differs from `pytest --nbval`, `jupyter execute` and `minifsdp lab run`, which tests run, too, as
+users do.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from commands_in_forks import run_command, run_python
 from jupyter_client.provisioning import local_provisioner
 
 from minifsdp.course.warm.client import Process, server
 from minifsdp.course.warm.needs import RANKS_NEED, RANKS_USE
 
 # Not ipykernel: the ranks are forks as well, and tqdm writes for a notebook wherever it is imported.
-NEEDS = (*RANKS_NEED, *RANKS_USE, "matplotlib_inline.backend_inline", "matplotlib.pyplot", "nbval.plugin", __name__)
+KERNELS_NEED = (*RANKS_NEED, *RANKS_USE, "matplotlib_inline.backend_inline", "matplotlib.pyplot", __name__)
+NEEDS = (*KERNELS_NEED, "nbval.plugin")
 
 
 def start(options: Sequence[str], folder: Path, environ: Mapping[str, str], output: IO[str]) -> Process:
@@ -43,15 +46,30 @@ def run_pytest(options: list[str]) -> None:
     sys.exit(pytest.main(options))
 
 
+def run_command_with_kernel() -> None:
+    """Run the minifsdp command line in `sys.argv`; a kernel that it starts is a fork, too."""
+    local_provisioner.launch_kernel = launch_kernel
+    run_command()
+
+
+def run_python_with_kernel(*words: str) -> None:
+    """Do what `python WORDS` does; a kernel that it starts is a fork, too."""
+    server.fork_here()
+    local_provisioner.launch_kernel = launch_kernel
+    run_python(*words)
+
+
 def launch_kernel(
-    cmd: list[str], *, stderr: IO[str], env: Mapping[str, str], cwd: str | None = None, **others: Any
+    cmd: list[str], *, stderr: IO[str] | None = None, env: Mapping[str, str], cwd: str | None = None, **others: Any
 ) -> Process:
     """What jupyter_client's function of this name does, with what it uses of a `subprocess.Popen`."""
     with open(os.devnull, "r+") as null:
-        stdio = (null.fileno(), null.fileno(), stderr.fileno())
+        stdio = (null.fileno(), null.fileno(), null.fileno() if stderr is None else stderr.fileno())
         argv = cmd[cmd.index("ipykernel_launcher") :]
-        kernel: Any = server.start("kernel", run_kernel, stdio=stdio, folder=cwd, environ=env, argv=argv, needs=NEEDS)
+        settings: dict[str, Any] = {"stdio": stdio, "folder": cwd, "environ": env, "argv": argv, "needs": KERNELS_NEED}
+        kernel: Any = server.start("kernel", run_kernel, **settings)
     kernel.stdin = kernel.stdout = kernel.stderr = None
+    kernel.send_signal = lambda number: os.kill(kernel.pid, number) if kernel.poll() is None else None
     while os.getpgid(kernel.pid) != kernel.pid:  # signals are sent to its group, before this the server's
         time.sleep(0.001)
     return kernel
