@@ -17,7 +17,7 @@ from rich.console import Console
 
 from minifsdp.course import cli
 from minifsdp.course.ladder import run as ladder
-from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.measure import MEASURING, Settings
 from minifsdp.course.ladder.rungs import RUNGS, closed_form_setting
 from minifsdp.course.ladder.tables import ladder_table
 from minifsdp.course.launch.world import choose_world
@@ -29,12 +29,12 @@ BUSY = 0.5  # seconds of a rank's own time: it is ready after half of that
 SCHEDULES = ["fsdp", "fsdp-overlap", "fsdp-prefetch", "fsdp-limit"]
 
 
-def climb(out: Path, **settings: Any) -> dict:
+def climb(out: Path, progress: Any = lambda *_: None, **settings: Any) -> dict:
     """From within this process: the fork server is up."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIFSDP_DEVICE", "cpu")
         plan = ladder.plan(Settings(layers=3, width=35, context=16, **settings), "cpu", out)
-        ladder.run(plan, lambda *_: None)
+        ladder.run(plan, progress)
     return json.loads((out / "ladder.json").read_text())
 
 
@@ -164,9 +164,11 @@ def test_a_few_rungs_on_other_numbers_of_ranks(ranks, tmp_path):
 
 
 def test_link_changes_neither_losses_nor_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(ladder, "_draw", lambda *_: None)
+    monkeypatch.setattr(ladder.pictures, "draw", lambda *_: None)
     settings = {"steps": 2, "rungs": ("zero2", "fsdp-limit"), "limit": 1}
-    plain = climb(tmp_path / "plain", **settings)
+    said = []
+    plain = climb(tmp_path / "plain", lambda what, *_: said.append(what), **settings)
+    assert [what.endswith(MEASURING) for what in said] == [False] * (len(said) - 2) + [True] * 2, "timed steps first"
     linked = climb(tmp_path / "linked", **settings, link="latency=1ms,bandwidth=100MB/s")
     for a, b in zip(plain["rungs"], linked["rungs"], strict=True):
         assert [a[key] for key in ("losses", "bytes", "collectives")] == [

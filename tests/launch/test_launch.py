@@ -35,7 +35,7 @@ from minifsdp.course.launch.inside import pickled
 from minifsdp.course.link.carriers import Transfer
 from minifsdp.course.warm import client
 from minifsdp.course.warm.client import server
-from minifsdp.course.warm.needs import RANKS_NEED, RANKS_USE
+from minifsdp.course.warm.needs import PICTURES_NEED, RANKS_NEED, RANKS_USE
 
 LAUNCHER = str(Path(local.__file__).parent)
 
@@ -111,7 +111,7 @@ def test_preloading_does_not_touch_cuda() -> None:
         trap(torch.cuda, "is_available", "device_count", "current_device", "_lazy_init", "get_device_properties")
         trap(torch.accelerator, "is_available", "current_accelerator", "device_count")
         trap(triton, *[each for each in dir(triton) if each.startswith("has_triton") and "package" not in each])
-        for name in {RANKS_NEED + RANKS_USE}: __import__(name)
+        for name in {RANKS_NEED + RANKS_USE + PICTURES_NEED}: __import__(name)
         assert asked == [], asked
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)

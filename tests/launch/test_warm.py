@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import pytest
 from marked import within
 
 from minifsdp.course.system.housekeeping import LABEL, SERVER, TREE, label
-from minifsdp.course.warm import client
+from minifsdp.course.warm import beside, client
 from minifsdp.course.warm.client import Process, Server
-from minifsdp.course.warm.needs import RANKS_NEED, RANKS_USE
+from minifsdp.course.warm.needs import PICTURES_NEED, RANKS_NEED, RANKS_USE
 from minifsdp.course.warm.server import PATIENCE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
@@ -94,7 +95,7 @@ def test_it_imports_what_is_needed_once_and_has_one_thread_and_no_cuda_before_an
 
     assert seen(server, needs=())["torch"] is False
     for _ in range(2):
-        assert seen(server, needs=(*RANKS_NEED, *RANKS_USE))["torch"]
+        assert seen(server, needs=(*RANKS_NEED, *RANKS_USE, *PICTURES_NEED))["torch"]
         assert threads() == 1
     assert seen(server, needs=())["torch"], "the server has it from now on"
     assert seen(server, needs=("no_such_module",))["torch"]
@@ -323,7 +324,7 @@ def test_it_serves_a_program_with(before: str, redirections: tuple[str, ...]) ->
 STOPPED = """
     import os, signal, sys, time
     import psutil
-    from minifsdp.course.warm import client
+    from minifsdp.course.warm import beside, client
     client.LONGEST_START = 0.5
     client.server.prepare(())
     stopped = client.server.process.pid
@@ -367,3 +368,50 @@ def test_forks_draw_other_numbers(server: Server) -> None:
     with open(read) as said:
         first, second = said.read().split()
     assert first != second
+
+
+# Beside a block
+
+
+def leave_id(file: Path, fails_in: str, ours: int) -> None:
+    """Leave this process's id, then fail in the "fork" or "everywhere"."""
+    file.write_text(str(os.getpid()))
+    if fails_in == "everywhere" or (fails_in == "fork" and os.getpid() != ours):
+        raise ValueError("mine")
+
+
+@pytest.mark.parametrize(
+    ("fails_in", "has_server", "is_ours"),
+    [("", True, False), ("fork", True, True), ("everywhere", True, True), ("", False, True)],
+)
+def test_a_call_beside_a_block_is_made_in_a_fork_and_here_if_that_fails(
+    server: Server, monkeypatch: Any, tmp_path: Path, capfd: Any, fails_in: str, has_server: bool, is_ours: bool
+) -> None:
+    server.prepare(())
+    monkeypatch.setattr(beside, "server", server if has_server else Server())
+    file = tmp_path / "id"
+    raised = pytest.raises(ValueError, match="mine") if fails_in == "everywhere" else nullcontext()
+    with raised, beside.beside("leaves its id", leave_id, file, fails_in, os.getpid(), needs=()):
+        within(10, lambda: file.exists() or not has_server)
+    assert (int(file.read_text()) == os.getpid()) == is_ours
+    assert beside.server.runs == has_server, "none is started for this"
+    assert capfd.readouterr() == ("", ""), "the fork says nothing"
+
+
+def leave_id_and_wait(file: Path) -> None:
+    leave_id(file, "", 0)
+    wait()
+
+
+def test_a_block_that_is_interrupted_ends_the_call_beside_it(server: Server, monkeypatch: Any, tmp_path: Path) -> None:
+    server.prepare(())
+    monkeypatch.setattr(beside, "server", server)
+    file = tmp_path / "id"
+
+    def interrupted() -> None:
+        within(10, lambda: file.exists() and file.read_text())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), beside.beside("waits", leave_id_and_wait, file, needs=()):
+        interrupted()
+    assert not psutil.pid_exists(int(file.read_text()))

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -33,9 +33,11 @@ from minifsdp.course.system.resources import check_names
 from minifsdp.course.watch.cuda_memory import MemoryHistory, clear_cache
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.watch.storages import Tag
+from minifsdp.course.watch.timeline import read_trace
 from minifsdp.course.watch.trace import PHASES
 
 WARM_UP = 1  # steps before the measured one: the first creates the optimizer's state and learns the order of units
+MEASURING = "measuring"  # the end of a report; no step is timed any longer
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,14 @@ def train_alone(settings: Settings) -> list[float]:
 def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
     """Run all rungs on this rank three times: timed, traced, measured, so that no instrument disturbs another.
 
+    What is timed comes first: what this machine does beside the last measurements, such as the import of what draws,
+    costs no step's time.
+
     Returns:
         by rung: "losses" (this rank's) and "step_seconds"; "actions", a pipeline's in the last step; on rank 0
-        "traced", a traced step; "bytes", "curve", "collectives", "log" and, on a GPU, "cuda" of one measured step;
-        "others", by the value of its variants their "log" and "traced". Rank 0 writes `trace-<rung>.json`, and on a
-        GPU `snapshot-<rung>.pickle`, to the folder `traces`.
+        "traced", a traced step, its spans still in its trace; "bytes", "curve", "collectives", "log" and, on a GPU,
+        "cuda" of one measured step; "others", by the value of its variants their "log" and "traced". Rank 0 writes
+        `trace-<rung>.json`, and on a GPU `snapshot-<rung>.pickle`, to the folder `traces`.
     """
     link = parse_link(settings.link) if settings.link else None
     if link is not None:
@@ -150,16 +155,16 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
             path = traces / f"trace-{name}.json"
             records[name]["traced"] = trace_step(trainers.pop(name), shards[name][0], where, path, link, usual)
             advance(name, "tracing")
-        for name in settings.rungs:  # once no other rung's trainer holds memory
-            snapshot = traces / f"snapshot-{name}.pickle" if rank == 0 else None
-            records[name] |= measure_memory(partial(settings.build, name, where), shards[name][0], where, snapshot)
-            advance(name, "measuring")
             records[name]["others"] = {}
         for name, other in settings.others:
             records[name]["others"][other] = log_step(
                 partial(settings.build, name, where, other), shards[name][0], link
             )
             advance(name, f"{settings.rung(name).varies} = {other}")
+        for name in settings.rungs:  # once no other rung's trainer holds memory, and no step is timed any longer
+            snapshot = traces / f"snapshot-{name}.pickle" if rank == 0 else None
+            records[name] |= measure_memory(partial(settings.build, name, where), shards[name][0], where, snapshot)
+            advance(name, MEASURING)
     return records
 
 
@@ -185,7 +190,7 @@ def _train(
 
 
 def log_step(build: Callable[[], Trainer], batch: Batch, link: EmulatedLink | None = None) -> dict[str, Any]:
-    """Trace and measure a step on this rank, for the explorer; all ranks call it.
+    """Measure a step on this rank, then trace one, for the explorer; all ranks call it.
 
     Args:
         build: makes a fresh trainer.
@@ -195,13 +200,14 @@ def log_step(build: Callable[[], Trainer], batch: Batch, link: EmulatedLink | No
     Returns:
         "traced", a `TracedStep` on rank 0; "log", a `LoggedStep`.
     """
-    trainer, where = build(), rank_device()
-    for _ in range(WARM_UP):
-        take_step(trainer, batch, where)
+    where = rank_device()
+    trainer, measured = _measured(build, batch, where, None)
     with tempfile.TemporaryDirectory() as folder:
-        traced = trace_step(trainer, batch, where, Path(folder, "trace.json"), link, None)
-    del trainer
-    return {"traced": traced, "log": measure_memory(build, batch, where)["log"]}
+        path = Path(folder, "trace.json")
+        traced = trace_step(trainer, batch, where, path, link, None)
+        if traced is not None:
+            traced = replace(traced, spans=read_trace(path))
+    return {"traced": traced, "log": measured["log"]}
 
 
 def measure_memory(
@@ -220,6 +226,13 @@ def measure_memory(
     Returns:
         "bytes", "curve", "collectives", "cuda" and "log", as in `run_rungs`.
     """
+    return _measured(build, batch, where, snapshot)[1]
+
+
+def _measured(
+    build: Callable[[], Trainer], batch: Batch, where: torch.device, snapshot: Path | None
+) -> tuple[Trainer, dict[str, Any]]:
+    """The trainer after its measured step, and what `measure_memory` returns."""
     clear_cache(where)
     with Ledger() as ledger:
         trainer = build()
@@ -244,7 +257,7 @@ def measure_memory(
         ledger.reset_peaks()
         with history, comm.record() as calls, log:
             take_step(trainer, batch, where, tell)
-        return {
+        return trainer, {
             "bytes": {
                 "parameters": rest["parameters"],
                 "gradients": rest["gradients"],

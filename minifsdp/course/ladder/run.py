@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from minifsdp.course import plots
 from minifsdp.course.explore.page import explored, page
-from minifsdp.course.ladder import data
+from minifsdp.course.ladder import data, pictures
 from minifsdp.course.ladder.axes import AXES
 from minifsdp.course.ladder.data import Corpus
-from minifsdp.course.ladder.measure import Settings, run_rungs, train_alone
+from minifsdp.course.ladder.measure import MEASURING, Settings, run_rungs, train_alone
 from minifsdp.course.ladder.outline import count_elements, outline
 from minifsdp.course.ladder.rungs import Sizes, closed_form_setting, sizes_of
 from minifsdp.course.launch import launch
@@ -33,8 +32,7 @@ from minifsdp.course.system.resources import (
 )
 from minifsdp.course.system.whole_files import delivering
 from minifsdp.course.warm.scratch import scratch_folder
-from minifsdp.course.watch.timeline import overlap
-from minifsdp.pipeline.simulate import Simulation, replay
+from minifsdp.course.watch.timeline import Span, overlap, read_trace
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
 
@@ -112,6 +110,15 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
         UndeliveredError: the output folder can no longer be written; names the folder that has the files.
     """
     settings = plan.settings
+
+    lanes: dict[str, list[Span]] = {}
+
+    def heard(_: int, what: tuple[str, int, int]) -> None:
+        progress(*what)
+        if what[0].endswith(MEASURING) and not lanes:  # no step is timed any longer, and here is time
+            pictures.prepare()
+            lanes.update((name, read_trace(staging / f"trace-{name}.json")) for name in settings.rungs)
+
     progress("one process", 0, 1)
     where: Any = {"timeout": TIME_LIMIT, "backend": plan.world.backend, "share_gpu": plan.world.shares_gpu}
     reference = launch(train_alone, 1, settings, **where)[0]
@@ -121,69 +128,26 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
             settings.ranks,
             settings,
             staging,
-            on_report=lambda _, what: progress(*what),
+            on_report=heard,
             **where,
         )
         if not is_first():
             return None
+        for name, rung in ranks[0].items():
+            rung["traced"] = replace(rung["traced"], spans=lanes[name])
         record = _record(plan, reference, ranks)
         with delivering(staging, plan.out, record):
             (staging / "ladder.json").write_text(_one_line_per_list(json.dumps(record, indent=1)) + "\n")
             (staging / "explore.html").write_text(_explorer(settings, record, ranks, plan.world))
-            _draw(settings, record, ranks, staging, plan.world)
+            pictures.draw(settings, record, ranks, staging, plan.world)
         _forget_earlier(plan.out, staging)
     return record
-
-
-def _draw(
-    settings: Settings, record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]], staging: Path, world: World
-) -> None:
-    """Draw the pictures from the record and from the ranks' results by rung."""
-    first = ranks[0]
-    drawn = [(rung["name"], rung) for rung in record["rungs"]]
-    rungs = [rung | {"adds": settings.rung(name).adds, "curve": first[name]["curve"]} for name, rung in drawn]
-    plots.memory_figure(rungs, staging / "memory.png")
-    plots.memory_steps(rungs, staging / "memory.gif")
-    if all(rung["cuda"] for rung in rungs):
-        plots.allocator_figure(rungs, staging / "allocator.png")
-    names = [rung["name"] for rung in rungs]
-    sharded = [name for name in names if name.startswith("fsdp")]
-    if replays := _replays(settings, ranks):
-        _draw_pipelines(replays, {name: settings.bubble(name) for name in replays}, staging / "pipeline.png")
-        return
-    traced = {name: first[name]["traced"] for name in sharded or names}
-    lanes = [
-        plots.Timeline(name, each.spans, overlap(each.spans) if record["ranks"] > 1 else None, each.usual)
-        for name, each in traced.items()
-    ]
-    about = f"emulated link: {record['link']}" if record["link"] else world.choice
-    plots.timeline_figure(lanes, staging / "timeline.png", about)
-
-
-def _draw_pipelines(steps: dict[str, Simulation], predicted: dict[str, float], path: Path) -> None:
-    first, least = next(iter(steps)), min(steps, key=lambda name: steps[name].bubble)
-    title = f"Idle ranks: {steps[first].bubble:.0%} of their time with {first}, {steps[least].bubble:.0%} with {least}"
-    plots.pipeline_figure({name: step.rows for name, step in steps.items()}, path, title, predicted)
-
-
-def _replays(settings: Settings, ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Simulation]:
-    """A step of each pipeline's first replica, if every action took the median time of its kind and stage.
-
-    By the clock ranks also wait for cores that they share, which says nothing about the schedule.
-    """
-    replays = {}
-    for name in settings.rungs:
-        size = settings.ranks // settings.rung(name).replicas(settings.ranks)
-        rows = [rank[name]["actions"] for rank in ranks[:size]]
-        if rows[0]:
-            replays[name] = replay(rows)
-    return replays
 
 
 def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     settings = plan.settings
     setting = replace(closed_form_setting(settings.ranks, plan.world), batch=settings.batch)
-    replays = _replays(settings, ranks)
+    replays = pictures.replays(settings, ranks)
     rungs = []
     for name in settings.rungs:
         ours = [rank[name] for rank in ranks]

@@ -14,7 +14,7 @@ from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.ladder.step import align, take_step
 from minifsdp.course.link.emulated import EmulatedLink
-from minifsdp.course.watch.timeline import Span, read_trace
+from minifsdp.course.watch.timeline import Span
 from minifsdp.course.watch.trace import record_trace
 
 NAMES = {"rest": "zero_grad"}  # of a log's moments, where they differ from the phases
@@ -27,7 +27,7 @@ class TracedStep:
 
     Attributes:
         moments: of its log.
-        spans: its lanes.
+        spans: its lanes; none until `read_trace` has read its trace.
         seconds: its length on the host.
         usual: the median of the same trainer's unprofiled steps, in seconds; None: none were taken.
     """
@@ -69,7 +69,7 @@ def _profiled(
 ) -> TracedStep:
     with record_trace(path, link), StepLog() as log:
         take_step(trainer, batch, where, lambda phase: log.mark(NAMES.get(phase, phase)))
-    return TracedStep(log.moments, read_trace(path), log.moments[-1].at - log.moments[0].at, usual)
+    return TracedStep(log.moments, [], log.moments[-1].at - log.moments[0].at, usual)
 
 
 def _off(step: TracedStep) -> float:

@@ -134,6 +134,11 @@ class Server:
         """The server's process, if it was started and is no fork of this one."""
         return self._connection.process if self._connection is not None else None
 
+    @property
+    def runs(self) -> bool:
+        """Whether a server has been started: one that has ended since is replaced at the next request."""
+        return self._connection is not None
+
     def start(self, what: str, function: Callable[..., None], *args: Any, **settings: Any) -> Process:
         """`ask`, and wait until the process has started, from a new server if this one is being ended meanwhile.
 

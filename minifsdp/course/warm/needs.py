@@ -8,3 +8,7 @@ RANKS_USE = (  # most of them at least one; imported when the first launch is on
     *(f"minifsdp.course.{name}" for name in ("watch.ledger", "ladder.rungs", "ladder.measure", "explore.log")),
 )
 CHECKS_NEED = ("minifsdp.course.workshop.checking",)
+PICTURES_NEED = (  # of the ladder
+    "minifsdp.course.ladder.pictures",
+    *(f"minifsdp.course.plots.{name}" for name in ("ladder", "steps", "schedules")),
+)

@@ -1,0 +1,83 @@
+"""The ladder's pictures, from its record and the ranks' results: half of them are drawn in a process of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from minifsdp.course import plots
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.launch.world import World
+from minifsdp.course.warm.beside import beside
+from minifsdp.course.warm.client import server
+from minifsdp.course.warm.needs import PICTURES_NEED
+from minifsdp.course.watch.timeline import overlap
+from minifsdp.pipeline.simulate import Simulation, replay
+
+
+def prepare() -> None:
+    """Import what draws, here and in the server, if there is one: for the time in which no step is timed."""
+    _ = plots.memory_figure  # here first: it stores where this machine's fonts are
+    if server.runs:
+        server.prepare(PICTURES_NEED)
+
+
+def draw(
+    settings: Settings, record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]], folder: Path, world: World
+) -> None:
+    """Draw them, from the record and from the ranks' results by rung."""
+    first = ranks[0]
+    drawn = [(rung["name"], rung) for rung in record["rungs"]]
+    rungs = [rung | {"adds": settings.rung(name).adds, "curve": first[name]["curve"]} for name, rung in drawn]
+    about = f"emulated link: {record['link']}" if record["link"] else world.choice
+    pipelines = replays(settings, ranks)
+    predicted = {name: settings.bubble(name) for name in pipelines}
+    timelines = [] if pipelines else _timelines(record, first)
+    steps = (rungs, folder, timelines, about, pipelines, predicted)
+    with beside("pictures", _draw_steps, *steps, needs=PICTURES_NEED):
+        plots.memory_figure(rungs, folder / "memory.png")
+        if all(rung["cuda"] for rung in rungs):
+            plots.allocator_figure(rungs, folder / "allocator.png")
+
+
+def replays(settings: Settings, ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Simulation]:
+    """A step of each pipeline's first replica, if every action took the median time of its kind and stage.
+
+    By the clock ranks also wait for cores that they share, which says nothing about the schedule.
+    """
+    found = {}
+    for name in settings.rungs:
+        size = settings.ranks // settings.rung(name).replicas(settings.ranks)
+        rows = [rank[name]["actions"] for rank in ranks[:size]]
+        if rows[0]:
+            found[name] = replay(rows)
+    return found
+
+
+def _draw_steps(
+    rungs: list[dict[str, Any]],
+    folder: Path,
+    timelines: list[plots.Timeline],
+    about: str,
+    pipelines: dict[str, Simulation],
+    predicted: dict[str, float],
+) -> None:
+    """The animation, and the lanes of the steps."""
+    plots.memory_steps(rungs, folder / "memory.gif")
+    if not pipelines:
+        plots.timeline_figure(timelines, folder / "timeline.png", about)
+        return
+    first, least = next(iter(pipelines)), min(pipelines, key=lambda name: pipelines[name].bubble)
+    idle = f"{pipelines[first].bubble:.0%} of their time with {first}, {pipelines[least].bubble:.0%} with {least}"
+    lanes = {name: step.rows for name, step in pipelines.items()}
+    plots.pipeline_figure(lanes, folder / "pipeline.png", f"Idle ranks: {idle}", predicted)
+
+
+def _timelines(record: dict[str, Any], first: dict[str, dict[str, Any]]) -> list[plots.Timeline]:
+    """The traced steps of the rungs that shard parameters; of all, if none does."""
+    sharded = [name for name in first if name.startswith("fsdp")]
+    steps = {name: first[name]["traced"] for name in sharded or first}
+    return [
+        plots.Timeline(name, each.spans, overlap(each.spans) if record["ranks"] > 1 else None, each.usual)
+        for name, each in steps.items()
+    ]
