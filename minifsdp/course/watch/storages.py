@@ -116,8 +116,11 @@ class Books:
             return
         with DisableTorchFunctionSubclass():
             for storage in storages_in(returned):
-                # torch.tensor passes its new storage through lift_fresh
-                if identity(storage) in self._entries or name == "aten::lift_fresh" or not _is_in(storage, given):
+                if entry := self._entries.get(identity(storage)):
+                    has_changed = entry.nbytes != storage.nbytes()
+                else:  # torch.tensor passes its new storage through lift_fresh
+                    has_changed = name == "aten::lift_fresh" or not _is_in(storage, given)
+                if has_changed:
                     self._see(storage, name)
         self._tell()
 
@@ -229,6 +232,8 @@ def garbage_collected_by_us() -> Iterator[None]:
 
 def storages_in(given: Any) -> list[UntypedStorage]:
     """The storages in an operator's inputs or outputs."""
+    if type(given) is Tensor:  # what most operators return
+        return [given.untyped_storage()] if given.device.type != "meta" and has_storage(given) else []
     found: list[UntypedStorage] = []
     for leaf in leaves_in(given):
         if isinstance(leaf, Tensor):
