@@ -136,7 +136,7 @@ class Server:
 
     @property
     def runs(self) -> bool:
-        """Whether a server has been started: one that has ended since is replaced at the next request."""
+        """True once a server has been started; one that has ended since is replaced at the next request."""
         return self._connection is not None
 
     def start(self, what: str, function: Callable[..., None], *args: Any, **settings: Any) -> Process:
