@@ -26,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,9 @@ class Checks:
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Run the function once for every combination of the values of its arguments.
 
+        On the first number of ranks CI runs any two arguments' values together, on the others each value. What only
+        combines more than that is left to `make test-full`.
+
         Args:
             ranks: how many ranks run it; with several numbers it is a check on each. Those after the first are `wide`,
                 as are all above four.
@@ -91,6 +94,7 @@ class Checks:
         titles = [[*titled(values)] for values in axes.values()]
         rounds = range(max(map(len, titles), default=1))
         enough = [tuple(values[turn % len(values)] for values in titles) for turn in rounds]
+        every_pair = with_pairs([*product(*titles)], enough)
 
         def collect(fn: Callable[..., Any]) -> Callable[..., Any]:
             for choice in product(*titles):
@@ -100,7 +104,8 @@ class Checks:
                 for number in several:
                     self._checks[number][name] = partial(fn, **values)
                     is_wide = more or number != first or number > 4
-                    tier = [pytest.mark.slow] * (number in slow) + [pytest.mark.wide] * is_wide
+                    is_slow = number in slow or choice not in (every_pair if number == first else enough)
+                    tier = [pytest.mark.slow] * is_slow + [pytest.mark.wide] * is_wide
                     self.params.append(pytest.param(number, name, id=f"{name}-{number}", marks=[*marks, *tier]))
             return fn
 
@@ -117,6 +122,27 @@ class Checks:
             self._failures[ranks] = run(checks, ranks)
         if texts := self._failures[ranks][name]:
             pytest.fail("\n".join(texts), pytrace=False)
+
+
+Choice = tuple[tuple[str, Any], ...]
+"""Of each argument a title and the value."""
+
+
+def with_pairs(choices: list[Choice], enough: list[Choice]) -> list[Choice]:
+    """`enough`, and more of the choices: any two values that meet in a choice meet in one of these."""
+
+    def pairs(choice: Choice) -> set[Any]:
+        return {*combinations(enumerate(title for title, _ in choice), 2)}
+
+    if len(choices[0]) < 3:
+        return choices
+    found = [*enough]
+    left = set().union(*map(pairs, choices)).difference(*map(pairs, enough))
+    while left:
+        best = max(choices, key=lambda choice: len(left & pairs(choice)))
+        found.append(best)
+        left -= pairs(best)
+    return found
 
 
 def titled(values: Iterable[Any]) -> Iterable[tuple[str, Any]]:
