@@ -10,8 +10,9 @@ import copy
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -138,7 +139,8 @@ SCHEDULES: dict[str, Callable[..., Any] | None] = {
 
 
 @st.composite
-def examples(draw: st.DrawFn, ranks: int, strategies: tuple[ShardingStrategy, ...]) -> Example:
+def examples(draw: st.DrawFn, ranks: int) -> Example:
+    """Of one strategy and one schedule: these take turns, see `in_lockstep`."""
     use_orig_params = draw(st.booleans())
     units = []
     for _ in range(draw(st.integers(1, 3))):
@@ -160,9 +162,8 @@ def examples(draw: st.DrawFn, ranks: int, strategies: tuple[ShardingStrategy, ..
         exits = draw(st.tuples(*[st.sampled_from([len(order), len(order), *range(least, len(order))])] * ranks))
         calls = tuple(Call(unit, draw(routes)) for unit in order)
         batches.append(Batch(calls, heads, exits, sync))
-    schedule, ledger = draw(st.sampled_from(list(SCHEDULES))), draw(st.booleans())
-    strategy = draw(st.sampled_from(strategies))
-    return Example(tuple(units), embeds, tuple(batches), strategy, use_orig_params, schedule, recompute, ledger)
+    ledger = draw(st.booleans())
+    return Example(tuple(units), embeds, tuple(batches), FULL_SHARD, use_orig_params, "default", recompute, ledger)
 
 
 def inputs(step: int, batch: int, rank: int) -> Tensor:
@@ -270,8 +271,12 @@ def assert_alike(example: Example) -> None:
                 assert torch.allclose(mine, value, rtol=1e-9, atol=1e-11), f"{where}: {mine - value}"
 
 
-def in_lockstep(strategy: st.SearchStrategy[Example], test: Callable[[Example], None], count: int) -> None:
-    """Each example on all ranks; what one of them says of it, all of them tell hypothesis."""
+def in_lockstep(strategies: tuple[ShardingStrategy, ...], test: Callable[[Example], None], count: int) -> None:
+    """Each example on all ranks; what one of them says of it, all of them tell hypothesis.
+
+    After as many examples as there are pairs of a strategy and a schedule, each pair has had its turn.
+    """
+    turns = zip(cycle(strategies), cycle(SCHEDULES))
 
     @settings(
         max_examples=count,
@@ -281,8 +286,10 @@ def in_lockstep(strategy: st.SearchStrategy[Example], test: Callable[[Example], 
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],  # to shrink one takes a second of each of thousands
     )
-    @given(strategy)
+    @given(examples(dist.get_world_size()))
     def run(example: Example) -> None:
+        strategy, schedule = next(turns)
+        example = replace(example, strategy=strategy, schedule=schedule)
         report(example)  # the last one is shown where a rank hangs
         said: list[Any] = [None] * dist.get_world_size()
         try:
@@ -492,22 +499,24 @@ def a_sum_over_nothing_is_minus_zero(dtype: torch.dtype) -> None:
 
 @check(behaviour=20)
 def ranks_may_use_different_parameters_of_a_unit() -> None:
-    in_lockstep(examples(2, (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD)), assert_alike, 15)
+    in_lockstep((FULL_SHARD, SHARD_GRAD_OP, NO_SHARD), assert_alike, 15)
 
 
-@check(ranks=(2, 3), behaviour=20, wide=True)
-def they_may_in_many_ways() -> None:
-    in_lockstep(examples(dist.get_world_size(), (FULL_SHARD, SHARD_GRAD_OP, NO_SHARD)), assert_alike, 60)
+@check(ranks=(2, 3), behaviour=20, count=(21,), wide=True)
+@check(ranks=(2, 3), slow=(2, 3), behaviour=20, count=(60,))
+def they_may_in_many_ways(count: int) -> None:
+    in_lockstep((FULL_SHARD, SHARD_GRAD_OP, NO_SHARD), assert_alike, count)
 
 
 @check(ranks=4)
 def replicas_may_too() -> None:
-    in_lockstep(examples(4, (HYBRID_SHARD, HYBRID_ZERO2)), assert_alike, 4)
+    in_lockstep((HYBRID_SHARD, HYBRID_ZERO2), assert_alike, 4)
 
 
-@check(ranks=4, wide=True)
-def replicas_may_in_many_ways() -> None:
-    in_lockstep(examples(4, (HYBRID_SHARD, HYBRID_ZERO2)), assert_alike, 15)
+@check(ranks=4, count=(8,), wide=True)
+@check(ranks=4, slow=(4,), count=(15,))
+def replicas_may_in_many_ways(count: int) -> None:
+    in_lockstep((HYBRID_SHARD, HYBRID_ZERO2), assert_alike, count)
 
 
 @pytest.mark.parametrize(("ranks", "name"), check.params)
