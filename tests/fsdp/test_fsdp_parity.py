@@ -979,12 +979,11 @@ def some_of_everything(number: int) -> list[Run]:
     names = [*SCHEDULES, *SCHEDULES][number % len(SCHEDULES) :]
     runs = [
         Run(FULL_SHARD, names[0]),
-        Run(FULL_SHARD, names[3]),
         Run(FULL_SHARD, names[6], watched=True),
         Run(SHARD_GRAD_OP, names[5]),
         Run(NO_SHARD, names[2]),
     ]
-    return [*runs, *runs][number % len(runs) :][: len(runs)]
+    return [*runs, *runs][number // len(SCHEDULES) % len(runs) :][: len(runs)]
 
 
 Wrong = dict[str, list[str]]  # by case: what went wrong

@@ -32,6 +32,8 @@ from minifsdp.local_parts import local_of
 
 check = Checks(__name__)
 ANY, ALL = (2, 3), (2, 3, 4)
+UNEVEN = (3,)
+"""Left to `make test-full` where the shards' sizes do not matter to what a check is about: others have uneven ones."""
 gpt = partial(beside_torch.gpt, layers=2)
 
 
@@ -47,7 +49,7 @@ def blocks_and_the_rest() -> None:
         assert p.to_local().shape == q.to_local().shape, name
 
 
-@check(ranks=ANY)
+@check(ranks=ANY, slow=UNEVEN)
 def the_flat_unit_trains_alike() -> None:
     mine, flat = shard_blocks(ours, gpt()), FullyShardedDataParallel(gpt(), auto_wrap_policy={Block})
     optimizers = [torch.optim.AdamW(model.parameters(), 1e-2) for model in (mine, flat)]
@@ -65,7 +67,7 @@ def the_root_alone() -> None:
     compare(gpt, lambda lib, model: lib.fully_shard(model))
 
 
-@check(ranks=ANY)
+@check(ranks=ANY, slow=UNEVEN)
 def nested_units_and_a_list_of_modules() -> None:
     def nest(lib: Any, model: Any) -> Any:
         for block in model.blocks:
@@ -89,7 +91,7 @@ def a_tied_parameter_is_one() -> None:
     assert mine.head.weight is mine.embed.weight
 
 
-@check(ranks=ALL, dim={"last": -1, "second": 1})
+@check(ranks=ALL, slow=(4,), dim={"last": -1, "second": 1})
 def a_dimension_of_the_user_s(dim: int) -> None:
     ranks = dist.get_world_size()
 
@@ -220,7 +222,7 @@ def two_forwards_and_a_backward_read_frozen_parameters() -> None:
 # Memory
 
 
-@check(ranks=ANY, after={"True": True, "False": False, "None": None})
+@check(ranks=ANY, slow=UNEVEN, after={"True": True, "False": False, "None": None})
 def after_forward(after: bool | None) -> None:
     mine, reference = compare(gpt, lambda lib, model: shard_blocks(lib, model, reshard_after_forward=after))
     for model in (mine, reference):
@@ -229,7 +231,7 @@ def after_forward(after: bool | None) -> None:
         assert isinstance(p, DTensor) == isinstance(q, DTensor), f"{name} between forward and backward"
 
 
-@check(ranks=ANY)
+@check(ranks=ANY, slow=UNEVEN)
 def among_one_rank_is_not_at_all() -> None:
     """The integer 1: whole from forward to backward."""
     mine, reference = compare(gpt, lambda lib, model: shard_blocks(lib, model, reshard_after_forward=1))
@@ -294,7 +296,7 @@ def frozen_parameters_cost_no_gradient_memory_and_no_bytes() -> None:
 # Runs
 
 
-@check(ranks=ALL, sync={"reduced once": True, "reduced each time": False})
+@check(ranks=ALL, slow=(4,), sync={"reduced once": True, "reduced each time": False})
 def micro_batches(sync: bool) -> None:
     def between(model: Any, micro: int) -> None:
         model.set_requires_gradient_sync(micro == 2 or not sync)
@@ -308,7 +310,7 @@ def micro_batches(sync: bool) -> None:
     assert reductions == (3 if sync else 9)
 
 
-@check(ranks=ANY)
+@check(ranks=ANY, slow=UNEVEN)
 def only_some_modules_sync() -> None:
     def between(model: Any, micro: int) -> None:
         model.blocks[1].set_requires_gradient_sync(micro == 1)
@@ -316,7 +318,7 @@ def only_some_modules_sync() -> None:
     compare(gpt, shard_blocks, micros=2, between=between)
 
 
-@check(ranks=ANY)
+@check(ranks=ANY, slow=UNEVEN)
 def whole_from_micro_batch_to_micro_batch() -> None:
     def between(model: Any, micro: int) -> None:
         model.set_reshard_after_backward(micro == 2)
@@ -331,7 +333,7 @@ def whole_from_micro_batch_to_micro_batch() -> None:
         assert sum(call.op == "all_gather" for call in log) == (0 if micro else 3)
 
 
-@check(ranks=ANY)
+@check(ranks=ANY, slow=UNEVEN)
 def backwards_of_two_forwards_in_the_other_order() -> None:
     gradients = []
     for lib in (ours, theirs):
@@ -369,7 +371,7 @@ def rows(step: int, micro: int) -> tuple[Tensor]:
     return (torch.randn(3, 5, generator=generator, dtype=torch.float64),)
 
 
-@check(ranks=ANY)
+@check(ranks=ANY, slow=UNEVEN)
 def called_twice_and_unused() -> None:
     compare(Twice, shard_parts, data=rows)
 
@@ -388,7 +390,7 @@ class Routed(nn.Module):
         return outputs[expert].square().mean()
 
 
-@check(ranks=ALL)
+@check(ranks=ALL, slow=(4,))
 def ranks_that_use_other_units_train_as_one_process() -> None:
     mine = Routed()
     for expert in mine.experts:
@@ -432,7 +434,7 @@ def parameters_unused_in_a_used_unit() -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
-@check(ranks=ANY)
+@check(ranks=ANY, slow=UNEVEN)
 def frozen_mixed_in_a_unit_and_thawed() -> None:
     def make() -> Any:
         model = gpt()
@@ -447,7 +449,7 @@ def frozen_mixed_in_a_unit_and_thawed() -> None:
     assert_same(train(mine), train(reference), tolerance())
 
 
-@check(ranks=ANY, kind={"reentrant": True, "not reentrant": False})
+@check(ranks=ANY, slow=UNEVEN, kind={"reentrant": True, "not reentrant": False})
 def activation_checkpoints_inside(kind: bool) -> None:
     def apply(lib: Any, model: Any) -> Any:
         for block in model.blocks:
@@ -458,7 +460,7 @@ def activation_checkpoints_inside(kind: bool) -> None:
     compare(gpt, apply)
 
 
-@check(ranks=ANY)
+@check(ranks=ANY, slow=UNEVEN)
 def activation_checkpoints_around() -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
@@ -469,7 +471,7 @@ def activation_checkpoints_around() -> None:
     compare(gpt, apply)
 
 
-@check(ranks=ANY)
+@check(ranks=ANY, slow=UNEVEN)
 def forwards_without_grad_and_in_eval() -> None:
     def between(model: Any, micro: int) -> None:
         model.eval()
@@ -482,7 +484,7 @@ def forwards_without_grad_and_in_eval() -> None:
     assert all(isinstance(p, DTensor) for p in mine.parameters())  # torch leaves the root whole
 
 
-@check(ranks=ANY)
+@check(ranks=ANY, slow=UNEVEN)
 def a_forward_that_raises_leaves_shards_in_place() -> None:
     mine = shard_blocks(ours, gpt())
     with pytest.raises(IndexError):
@@ -496,6 +498,7 @@ def a_forward_that_raises_leaves_shards_in_place() -> None:
 
 @check(
     ranks=ANY,
+    slow=UNEVEN,
     optimizer={
         "SGD": lambda params: torch.optim.SGD(params, 0.1, momentum=0.9),
         "Adam, foreach": lambda params: torch.optim.Adam(params, 1e-2, eps=1e-3, foreach=True),

@@ -39,9 +39,8 @@ def linear(bias: bool = True, features: int = 12) -> Any:
 INPUTS = {"default": None, "whole": Replicate(), "rows": Shard(0), "middle": Shard(1)}
 
 
-@check(ranks=ANY, options={f"{a}, {b}, local {c}": (a, b, c) for a, b, c in product(INPUTS, LAYOUTS, (True, False))})
-def a_linear_by_columns(options: tuple[str, str, bool]) -> None:
-    given, wanted, local = options
+@check(ranks=ANY, given=tuple(INPUTS), wanted=tuple(LAYOUTS), local=(True, False))
+def a_linear_by_columns(given: str, wanted: str, local: bool) -> None:
     layouts = {"input_layouts": INPUTS[given], "output_layouts": LAYOUTS[wanted], "use_local_output": local}
     compare(linear(), lambda lib: {"0": lib.ColwiseParallel(**layouts)}, mesh(), data())
 
@@ -50,12 +49,8 @@ ROW_INPUTS = {"whole": Replicate(), "rows": Shard(0), "middle": Shard(1)}
 ROW_OUTPUTS = {**LAYOUTS, "summands": Partial()}
 
 
-@check(
-    ranks=ANY,
-    options={f"{a}, {b}, local {c}": (a, b, c) for a, b, c in product(ROW_INPUTS, ROW_OUTPUTS, (True, False))},
-)
-def a_linear_by_rows(options: tuple[str, str, bool]) -> None:
-    given, wanted, local = options
+@check(ranks=ANY, given=tuple(ROW_INPUTS), wanted=tuple(ROW_OUTPUTS), local=(True, False))
+def a_linear_by_rows(given: str, wanted: str, local: bool) -> None:
     if wanted == "summands" and local:
         return  # how a sum falls into summands is anyone's choice
     layouts = {"input_layouts": ROW_INPUTS[given], "output_layouts": ROW_OUTPUTS[wanted], "use_local_output": local}

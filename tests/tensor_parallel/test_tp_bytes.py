@@ -115,7 +115,7 @@ def kept(cut: Cut, dtype: torch.dtype) -> tuple[int, list[int]]:
 
 
 @check(ranks=(1, 2, 4), slow=(1,), dtype=(torch.float32,))
-@check(ranks=(1, 2, 4), slow=(1,), dtype=(torch.float64,), wide=True)
+@check(ranks=(1, 2, 4), slow=(1, 4), dtype=(torch.float64,), wide=True)
 def what_a_block_keeps(dtype: torch.dtype) -> None:
     """Term by term, as autograd saves them, and in all, as the ledger has it."""
     sizes = Sizes(BATCH, CONTEXT, WIDTH, HEADS, vocabulary=0, itemsize=dtype.itemsize)
