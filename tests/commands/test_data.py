@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sysconfig
-from collections.abc import Iterator
 from math import log
 from pathlib import Path
 
@@ -22,15 +21,6 @@ from minifsdp.course.ladder.outline import count_elements, outline
 @pytest.fixture(scope="module")
 def library() -> Corpus:
     return load_text()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small matrices gain nothing from threads, and lose much on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def text_file(folder: Path, text: bytes = bytes(range(256)) * 4) -> Path:

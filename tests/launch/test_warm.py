@@ -335,6 +335,7 @@ STOPPED = """
         client.server.start("nothing", os._exit, 7, needs=())
     except TimeoutError as error:
         found.append(str(error))
+    client.LONGEST_START = 60
     found += [asked.wait(5), client.server.start("nothing", os._exit, 7, needs=()).wait(20)]
     os.kill(client.server.process.pid, signal.SIGSTOP)
     while psutil.Process(client.server.process.pid).status() != psutil.STATUS_STOPPED:
@@ -349,6 +350,97 @@ def test_one_that_is_stopped_costs_nobody_else_his_life_and_is_replaced() -> Non
     assert found == f"[None, None, 0, {late!r}, {client.GONE}, 7"
     for pid in map(int, pids.split()):
         within(5, lambda pid=pid: not psutil.pid_exists(pid) or is_gone(psutil.Process(pid)))
+
+
+KILLED = """
+    import os, signal, sys, threading, time
+    import psutil
+    from minifsdp.course.warm.client import server
+    start = threading.Thread(target=server.start, args=("nothing", os._exit, 7), kwargs=dict(needs=()))
+    (start.start(), start.join()) if {in_a_thread} else start.run()
+    while len(os.listdir("/proc/self/task")) > 1:  # a thread's end, too, lets go on what it has started
+        time.sleep(0.01)
+    process = server.process.pid
+    os.kill(process, signal.SIGSTOP)
+    while psutil.Process(process).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+    print(process, flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_one_that_is_stopped_ends_with_its_killed_program(in_a_thread: bool) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(KILLED.format(in_a_thread=in_a_thread))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as program:
+        assert program.stdout is not None
+        server = psutil.Process(int(program.stdout.readline()))
+        assert server.status() == psutil.STATUS_STOPPED
+        program.kill()
+    within(PATIENCE, lambda: is_gone(server))
+
+
+INTERRUPTED = """
+    import os, signal, sys
+    from minifsdp.course.warm.client import server
+    server.prepare(())
+    stopped = server.process.pid
+    os.kill(stopped, signal.SIGSTOP)
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    signal.alarm(1)
+    try:
+        server.ask("nothing", len, bytes(10_000_000), needs=())
+    except KeyboardInterrupt:
+        code = server.start("nothing", os._exit, 7, needs=()).wait(20)
+        print("interrupted", code, stopped, end="", file=open(int(sys.argv[1]), "w"))
+"""
+
+
+def test_a_large_request_to_one_that_is_stopped_hears_ctrl_c() -> None:
+    *found, stopped = run_script(INTERRUPTED).split()
+    assert found == ["interrupted", "7"]
+    assert not psutil.pid_exists(int(stopped))
+
+
+TELL = """
+import os, resource
+limits = [resource.getrlimit(each) for each in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)]
+print(oct(os.umask(0)), os.nice(0), len(os.sched_getaffinity(0)), limits)
+"""
+CHANGED = """
+    import os, resource, sys
+    from minifsdp.course.warm.client import server
+    out = int(sys.argv[1])
+    def told():
+        process = server.start("tells", exec, {tell!r}, {{}}, stdio=(0, out, 2), needs=())
+        process.wait(20)
+        process.close()
+    told()
+    os.umask(0o027)
+    os.nice(3)
+    os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6))
+    told()
+"""
+
+
+def test_a_process_inherits_what_its_program_has_changed_since_the_server_started() -> None:
+    _, after = run_script(CHANGED.format(tell=TELL)).splitlines()
+    assert after == f"0o27 {os.nice(0) + 3} 1 [(300, 400), (1000000, 1000000)]"
+
+
+def test_modules_are_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(client, "send", lambda channel, request, fds: sent.append(request.needs))
+    server = Server()
+    for needs in (("abc",), ("abc",), ("abc", "bisect"), ("bisect",)):
+        server.prepare(needs)
+    assert sent == [("abc",), ("abc", "bisect")]
+    server.end()
+    server.prepare(("abc",))
+    assert sent == [("abc",), ("abc", "bisect"), ("abc",)]
+    server.end()
 
 
 def random_number(write: int) -> None:

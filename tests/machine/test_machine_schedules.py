@@ -5,7 +5,7 @@ The programs are recorded with real tensors on a link that carries nothing: what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -97,12 +97,8 @@ class Nowhere:
 
 
 @pytest.fixture(autouse=True)
-def no_link(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comm, "link", Nowhere())
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # operators as small as these would wait for the other threads, not compute
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=[pytest.param(each, marks=[pytest.mark.wide] * (each in COMBINED)) for each in SCHEDULES])

@@ -265,8 +265,6 @@ def run(
     with _refusing():
         number = catalogue.as_named(lab)
         catalogue.shipped_notebook(number)
-        # Hidden: with it, jsonschema (for nbformat) would spend seconds on a grammar of international addresses.
-        sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
         from minifsdp.course.workshop import batch
 
         plan = batch.plan(number, notebook, out, time_limit)

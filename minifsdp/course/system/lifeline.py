@@ -1,6 +1,7 @@
 """A pipe whose other end a process's parent holds: when it closes, whatever has ended the parent, the process ends."""
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import select
@@ -9,6 +10,7 @@ import sys
 import threading
 
 F_SETSIG = 10  # fcntl(2), Linux: which signal announces that a file descriptor became readable
+PR_SET_PDEATHSIG = 1  # prctl(2), Linux: which signal a process gets when the thread that started it ends
 
 
 def is_readable(fd: int, seconds: float | None) -> bool:
@@ -26,6 +28,15 @@ def wait_for_end(lifeline: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=wait_and_end, daemon=True).start()
+
+
+def continue_without_parent() -> None:
+    """On Linux, let this process, if it is stopped when its parent ends, go on; its lifeline then ends it.
+
+    The kernel sends the signal when the parent's thread ends, which may be earlier: to one that runs, it is nothing.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
 
 def end_by_signal(lifeline: int, number: signal.Signals = signal.SIGKILL) -> None:

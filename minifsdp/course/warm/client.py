@@ -14,13 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any
-
-import psutil
 
 from minifsdp.course.system.housekeeping import SERVER, label, padded_label
 from minifsdp.course.system.lifeline import is_readable
+from minifsdp.course.warm.inherited import Inherited
 from minifsdp.course.warm.needs import RANKS_NEED
 from minifsdp.course.warm.request import STDIO, Request, send
 from minifsdp.course.warm.server import serve_in_fork
@@ -107,11 +106,16 @@ class Process:
 
 @dataclass(frozen=True)
 class _Connection:
-    """To a server. One that is a program of its own, no fork, ends when the lifeline closes, whatever it is doing."""
+    """To a server. One that is a program of its own, no fork, ends when the lifeline closes, whatever it is doing.
+
+    Attributes:
+        prepared: modules that the server was told to import ahead.
+    """
 
     channel: socket.socket
     lifeline: IO[bytes] | None = None
     process: subprocess.Popen[bytes] | None = None
+    prepared: set[str] = field(default_factory=set)
 
     def close(self) -> None:
         with suppress(OSError):  # a program may have closed all its file descriptors
@@ -194,6 +198,7 @@ class Server:
             environ={**(os.environ if environ is None else environ), **label(what)},
             folder=folder or os.getcwd(),
             argv=sys.argv if argv is None else list(argv),
+            inherited=Inherited.here(),
             forked=forks(),
         )
         sentinel, status = os.pipe()
@@ -209,13 +214,13 @@ class Server:
         return Process(sentinel)
 
     def prepare(self, needs: Sequence[str] = RANKS_NEED) -> None:
-        """Import these modules in the server ahead of the first request for a process.
+        """Import these modules in the server, if it was not told to before, ahead of a request for a process.
 
         Raises:
             OSError: there is no server, and none can be started.
         """
-        if forks():
-            self._send(Request(needs=tuple(needs), path=_path()), [])
+        if forks() and (self._connection is None or not self._connection.prepared.issuperset(needs)):
+            self._send(Request(needs=tuple(needs), path=_path()), []).prepared.update(needs)
 
     def remove_at_end(self, folder: str) -> None:
         """Let the server, once there is one, remove a folder that this program leaves because it is killed."""
@@ -227,18 +232,12 @@ class Server:
     def end(self) -> None:
         """End a server that does not answer, as one that is stopped (SIGSTOP): the next request starts another."""
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                if self.process is not None:
-                    self.process.kill()
-                    self.process.wait()
-                self._connection = None
+            self._end()
 
-    def end_if_stopped(self) -> None:
+    def let_go_on(self) -> None:
         """At the program's end: a server that is stopped would not end by itself."""
-        with suppress(psutil.Error):
-            if self.process is not None and psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED:
-                self.end()
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
 
     def fork_here(self) -> None:
         """Let a fork of this process be the server, for it has imported torch. Only where there is one thread."""
@@ -248,20 +247,28 @@ class Server:
             if os.fork() == 0:
                 serve_in_fork(theirs)
 
-    def _send(self, request: Request, fds: Sequence[int]) -> None:
+    def _send(self, request: Request, fds: Sequence[int]) -> _Connection:
+        """To the server, or to a new one if there is none or it has ended; which one."""
         with self._lock:
             if self._connection is not None:
                 with suppress(OSError), _undisturbed():  # it may have been ended, as by `minifsdp clean`
                     send(self._connection.channel, request, fds)
-                    return
-                self._connection.close()
-                if self.process is not None:
-                    self.process.wait()
+                    return self._connection
+            self._end()
             self._connection = _connect()
             with _undisturbed():
                 for folder in self._scratch:
                     send(self._connection.channel, Request(needs=(), path=_path(), scratch=folder), [])
                 send(self._connection.channel, request, fds)
+            return self._connection
+
+    def _end(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            if self.process is not None:
+                self.process.kill()
+                self.process.wait()
+            self._connection = None
 
     def _after_fork(self) -> None:
         """A fork of this program has no server: both would talk to it at once."""
@@ -274,7 +281,7 @@ class Server:
 
 server = Server()
 os.register_at_fork(after_in_child=server._after_fork)
-atexit.register(server.end_if_stopped)
+atexit.register(server.let_go_on)
 
 
 def _connect() -> _Connection:

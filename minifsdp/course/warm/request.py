@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minifsdp.course.system.housekeeping import show_label
+from minifsdp.course.warm.inherited import Inherited
 
 STDIO = 3  # the first of the file descriptors that travel with a request
 MOST_FDS = 16
@@ -32,6 +34,7 @@ class Request:
         environ: the process's environment.
         folder: its working directory.
         argv: its `sys.argv`.
+        inherited: its limits and the like; None if no process is asked for.
         scratch: a folder that the server removes when the program that asked has ended; empty if there is none.
         forked: whether it is a fork of the server; otherwise a program of its own, which imports what it needs.
     """
@@ -42,19 +45,38 @@ class Request:
     environ: dict[str, str] = field(default_factory=dict)
     folder: str = ""
     argv: list[str] = field(default_factory=list)
+    inherited: Inherited | None = None
     scratch: str = ""
     forked: bool = True
 
 
 def send(channel: socket.socket, request: Request, fds: Sequence[int]) -> None:
-    """Send a request and file descriptors.
+    """Send a request and file descriptors. A failure half-way shuts the channel, which is of no more use.
 
     Raises:
-        OSError: the other end is gone.
+        OSError: the other end is gone; or it does not read, and a blocked signal waits to be handled.
     """
-    content = pickle.dumps(request)
-    socket.send_fds(channel, [len(content).to_bytes(_LENGTH, "big")], list(fds))
-    channel.sendall(content)
+    content = memoryview(pickle.dumps(request))
+    try:
+        _wait_for_room(channel)
+        socket.send_fds(channel, [len(content).to_bytes(_LENGTH, "big")], list(fds))
+        while content:
+            _wait_for_room(channel)
+            with suppress(BlockingIOError):
+                content = content[channel.send(content, socket.MSG_DONTWAIT) :]
+    except BaseException:
+        with suppress(OSError):
+            channel.shutdown(socket.SHUT_RDWR)
+        raise
+
+
+def _wait_for_room(channel: socket.socket) -> None:
+    """Wait until the other end has read enough, or a signal waits."""
+    poll = select.poll()
+    poll.register(channel, select.POLLOUT)
+    while not poll.poll(100):
+        if waiting := signal.sigpending():
+            raise InterruptedError(f"signals {waiting} wait to be handled")
 
 
 def receive(channel: socket.socket) -> tuple[Request, list[int]] | None:
@@ -91,6 +113,8 @@ def carry_out(request: Request, fds: Sequence[int]) -> None:
     os.environ.update(request.environ)
     show_label()
     os.chdir(request.folder)
+    if request.inherited is not None:
+        request.inherited.adopt()
     tempfile.tempdir = None  # found again in the new environment
     sys.path[:], sys.argv[:] = request.path, request.argv
     sys.stdin, sys.stdout, sys.stderr = _opened(0, "r"), _opened(1, "w"), _opened(2, "w")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from minifsdp.course.system.plain_files import remove_all
 from minifsdp.course.warm.client import server
 
 
@@ -22,5 +21,4 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
     finally:
         with suppress(RecursionError):
             made.cleanup()
-        if os.path.lexists(made.name):  # nested deeper than Python's recursion limit
-            subprocess.run(["rm", "-rf", "--", made.name], stderr=subprocess.DEVNULL, check=False)
+        remove_all([made.name])

@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -16,7 +15,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 from minifsdp.course.system.housekeeping import SERVER, label, show_label
-from minifsdp.course.system.lifeline import end_by_signal
+from minifsdp.course.system.lifeline import continue_without_parent, end_by_signal
+from minifsdp.course.system.plain_files import remove_all
 from minifsdp.course.warm.request import Request, carry_out, close_all_but, receive, send
 
 Work = Callable[[], None]
@@ -26,8 +26,13 @@ PATIENCE = 5.0  # seconds in which processes end whose program has ended
 def main(channel: int, lifeline: int) -> None:
     """Serve until the program that started the server ends. In a forked process: do what it was forked for."""
     signal.signal(signal.SIGIO, lambda *_: sys.exit())  # also in the middle of an import
-    work = serve(socket.socket(fileno=channel), lifeline)
+    continue_without_parent()
+    service, work = _Service(socket.socket(fileno=channel)), None
+    with suppress(SystemExit):
+        end_by_signal(lifeline, signal.SIGIO)
+        work = service.fork_for_each_request()
     if work is None:
+        service.leave_nothing()
         os._exit(0)  # taking apart what was imported would take a second
     work()
 
@@ -38,10 +43,13 @@ def serve_in_fork(channel: socket.socket) -> NoReturn:
     close_all_but([channel.fileno()])
     os.environ.update(label(SERVER))
     show_label()
-    code = 1
+    continue_without_parent()
+    service, code = _Service(channel), 1
     try:
-        if (work := serve(channel)) is not None:
+        if (work := service.fork_for_each_request()) is not None:
             work()
+        else:
+            service.leave_nothing()
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -51,64 +59,68 @@ def serve_in_fork(channel: socket.socket) -> NoReturn:
         os._exit(code)
 
 
-def serve(channel: socket.socket, lifeline: int | None = None) -> Work | None:
-    """Serve until the other end of the channel, or of the lifeline, closes; then leave nothing behind.
+class _Service:
+    """For the program at the other end of the channel."""
 
-    Returns:
-        None in the server, when the processes have ended and the scratch folders are removed. In a forked process,
-        what it has to do: it leaves the server's frames first, and ends as any Python program does.
-    """
-    told: dict[int, int] = {}  # by process id, the pipe of who asked for it
-    scratch: list[str] = []
-    try:
-        if lifeline is not None:
-            end_by_signal(lifeline, signal.SIGIO)
-        if (work := _fork_for_each_request(channel, told, scratch)) is not None:
-            return work
-    except SystemExit:
-        pass
-    signal.signal(signal.SIGIO, signal.SIG_IGN)
-    channel.setblocking(False)
-    with suppress(Exception):  # what is unread may begin in the middle of a request
-        while (unread := receive(channel)) is not None:
-            scratch.append(unread[0].scratch)
-    _outlive(told)
-    if left := [folder for folder in scratch if os.path.lexists(folder)]:
-        subprocess.run(["rm", "-rf", "--", *left], stderr=subprocess.DEVNULL, check=False)
-    return None
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._told: dict[int, int] = {}  # by process id, the pipe of who asked for it
+        self._scratch: list[str] = []
 
+    def fork_for_each_request(self) -> Work | None:
+        """Tell each process's id, and later its exit code, over the pipe that came with the request.
 
-def _fork_for_each_request(channel: socket.socket, told: dict[int, int], scratch: list[str]) -> Work | None:
-    """Tell each process's id, and later its exit code, over the pipe that came with the request."""
-    woken, wake = os.pipe()
-    for end in (woken, wake):
-        os.set_blocking(end, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake)
-    poll = select.poll()
-    for each in (channel.fileno(), woken):
-        poll.register(each, select.POLLIN)
-    while True:
-        ready = [fd for fd, _ in poll.poll()]
-        if woken in ready:
-            os.read(woken, 1000)
-            _tell_ends(told)
-        if channel.fileno() in ready:
-            if (received := receive(channel)) is None:
-                return None
-            request, fds = received
-            if request.scratch:
-                scratch.append(request.scratch)
-            if not request.call:
-                import_all(request)
-                continue
-            status, *fds = fds
-            if (pid := _start(request, fds)) == 0:
-                return lambda: carry_out(request, fds)
-            told[pid] = status
-            _tell(status, pid)
-            for each in fds:
-                os.close(each)
+        Returns:
+            None in the server, when the other end of the channel has closed. In a forked process, what it has to do:
+            it leaves the server's frames first, and ends as any Python program does.
+        """
+        woken, wake = os.pipe()
+        for end in (woken, wake):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake)
+        poll = select.poll()
+        for each in (self._channel.fileno(), woken):
+            poll.register(each, select.POLLIN)
+        while True:
+            ready = [fd for fd, _ in poll.poll()]
+            if woken in ready:
+                os.read(woken, 1000)
+                self._tell_ends()
+            if self._channel.fileno() in ready:
+                if (received := receive(self._channel)) is None:
+                    return None
+                request, fds = received
+                if request.scratch:
+                    self._scratch.append(request.scratch)
+                if not request.call:
+                    import_all(request)
+                    continue
+                status, *fds = fds
+                if (pid := _start(request, fds)) == 0:
+                    return lambda: carry_out(request, fds)
+                self._told[pid] = status
+                _tell(status, pid)
+                for each in fds:
+                    os.close(each)
+
+    def leave_nothing(self) -> None:
+        """Wait for the processes to end, then remove the scratch folders."""
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        self._channel.setblocking(False)
+        with suppress(Exception):  # what is unread may begin in the middle of a request
+            while (unread := receive(self._channel)) is not None:
+                self._scratch.append(unread[0].scratch)
+        _outlive(self._told)
+        remove_all(self._scratch)
+
+    def _tell_ends(self) -> None:
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                if pid in self._told:
+                    _tell(self._told[pid], os.waitstatus_to_exitcode(status))
+                    os.close(self._told.pop(pid))
 
 
 def _start(request: Request, fds: Sequence[int]) -> int:
@@ -154,15 +166,6 @@ def _outlive(processes: Collection[int]) -> None:
                         os.killpg(pid, signal.SIGKILL)
             left.remove(pid)
         time.sleep(0.01 if left else 0)
-
-
-def _tell_ends(told: dict[int, int]) -> None:
-    with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            pid, status = ended
-            if pid in told:
-                _tell(told[pid], os.waitstatus_to_exitcode(status))
-                os.close(told.pop(pid))
 
 
 def _tell(status: int, number: int) -> None:
