@@ -1,4 +1,4 @@
-"""What a child has from its program besides the environment; a fork of the server gets it with each request."""
+"""The state, besides its environment, that a program hands on to a child: a fork of the server gets it by request."""
 
 from __future__ import annotations
 
