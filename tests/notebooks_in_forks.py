@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from commands_in_forks import run_command, run_python
+from commands_in_forks import call_and_end, run_command, run_python
 from jupyter_client.provisioning import local_provisioner
 
 from minifsdp.course.warm.client import Process, server
@@ -30,6 +30,7 @@ def start(options: Sequence[str], folder: Path, environ: Mapping[str, str], outp
     with open(os.devnull, "r+") as null:
         return server.start(
             "nbval",
+            call_and_end,
             run_pytest,
             list(options),
             stdio=(null.fileno(), output.fileno(), output.fileno()),
