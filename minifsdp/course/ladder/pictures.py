@@ -1,4 +1,4 @@
-"""The ladder's pictures, from its record and the ranks' results: half of them are drawn in a process of their own."""
+"""The ladder's pictures and its page, from its record and the ranks' results: half of them in another process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from minifsdp.course import plots
+from minifsdp.course.explore.page import explored, page
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.launch.world import World
 from minifsdp.course.warm.beside import beside
@@ -36,6 +37,7 @@ def draw(
     steps = (rungs, folder, timelines, about, pipelines, predicted)
     with beside("pictures", _draw_steps, *steps, needs=PICTURES_NEED):
         plots.memory_figure(rungs, folder / "memory.png")
+        (folder / "explore.html").write_text(_explorer(settings, record, ranks, world))
         if all(rung["cuda"] for rung in rungs):
             plots.allocator_figure(rungs, folder / "allocator.png")
 
@@ -81,3 +83,16 @@ def _timelines(record: dict[str, Any], first: dict[str, dict[str, Any]]) -> list
         plots.Timeline(name, each.spans, overlap(each.spans) if record["ranks"] > 1 else None, each.usual)
         for name, each in steps.items()
     ]
+
+
+def _explorer(settings: Settings, record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]], world: World) -> str:
+    """The page to scrub through a step of each rung and of its variants."""
+    rungs = []
+    for name in (rung["name"] for rung in record["rungs"]):
+        rung, logged = settings.rung(name), [rank[name] for rank in ranks]
+        own, others = rung.own(record["limit"]), logged[0]["others"]
+        steps = {own: logged, **{other: [rank["others"][other] for rank in logged] for other in others}}
+        rungs.append(explored(name, dict(sorted(steps.items())), own, rung.adds, rung.varies))
+    over = f"{world.choice}, emulated link {record['link']}" if record["link"] else world.choice
+    model = f"GPT of {record['layers']} blocks and {record['parameters']:,} parameters"
+    return page("Explore one training step", f"{model}; {over}.", rungs, first="fsdp")

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from minifsdp.course.explore.page import explored, page
 from minifsdp.course.ladder import data, pictures
 from minifsdp.course.ladder.axes import AXES
 from minifsdp.course.ladder.data import Corpus
@@ -138,7 +137,6 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
         record = _record(plan, reference, ranks)
         with delivering(staging, plan.out, record):
             (staging / "ladder.json").write_text(_one_line_per_list(json.dumps(record, indent=1)) + "\n")
-            (staging / "explore.html").write_text(_explorer(settings, record, ranks, plan.world))
             pictures.draw(settings, record, ranks, staging, plan.world)
         _forget_earlier(plan.out, staging)
     return record
@@ -189,19 +187,6 @@ def _options(settings: Settings) -> dict[str, Any]:
     first = {name for name in ("axis", "heads") if getattr(settings, name) == default[name]}  # as on the first ladder
     left_out = {"ranks", "rungs", "text", *first}
     return {name: value for name, value in asdict(settings).items() if name not in left_out}
-
-
-def _explorer(settings: Settings, record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]], world: World) -> str:
-    """The page to scrub through a step of each rung and of its variants."""
-    rungs = []
-    for name in (rung["name"] for rung in record["rungs"]):
-        rung, logged = settings.rung(name), [rank[name] for rank in ranks]
-        own, others = rung.own(record["limit"]), logged[0]["others"]
-        steps = {own: logged, **{other: [rank["others"][other] for rank in logged] for other in others}}
-        rungs.append(explored(name, dict(sorted(steps.items())), own, rung.adds, rung.varies))
-    over = f"{world.choice}, emulated link {record['link']}" if record["link"] else world.choice
-    model = f"GPT of {record['layers']} blocks and {record['parameters']:,} parameters"
-    return page("Explore one training step", f"{model}; {over}.", rungs, first="fsdp")
 
 
 def _one_line_per_list(text: str) -> str:
