@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[Callable[[Any], Any], Any]] = {  # how it is made, and wh
     "torch's by parameter": (partial(shard_blocks, theirs), torch_s),
     "plain": (lambda model: model, torch_s),
 }
+RESUMED = range(2, 4)  # the first step has the model from the checkpoint, the next one is of the optimizer, too
 SAVED = ("flat", "by parameter", "torch's by parameter", "plain")  # the others' state has one of these forms
 
 
@@ -73,7 +74,7 @@ def save(folder: Path) -> dict[str, list[float]]:
         model, optimizer, functions = made(kind)
         steps(model, optimizer, range(2))
         dcp.save(state_of(model, optimizer, functions), checkpoint_id=folder / kind)
-        found[kind] = steps(model, optimizer, range(2, 5))
+        found[kind] = steps(model, optimizer, RESUMED)
     return found
 
 
@@ -91,12 +92,19 @@ def load(folder: Path, pairs: list[Pair]) -> dict[Pair, list[float]]:
         state = state_of(model, optimizer, functions)
         dcp.load(state, checkpoint_id=folder / source)
         functions.set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        found[source, kind] = steps(model, optimizer, range(2, 5))
+        found[source, kind] = steps(model, optimizer, RESUMED)
     return found
 
 
 PAIRS = list(product(SAVED, KINDS))
 SOME = [(SAVED[number % len(SAVED)], kind) for number, kind in enumerate(KINDS, 1)]  # each kind once, of each form
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[float]]]:
+    """A folder of a checkpoint of each form, and what goes on without one."""
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, launch(save, 2, folder, timeout=100)[0]
 
 
 @pytest.mark.parametrize(
@@ -106,11 +114,14 @@ SOME = [(SAVED[number % len(SAVED)], kind) for number, kind in enumerate(KINDS, 
         pytest.param([pair for pair in PAIRS if pair not in SOME], id="the others", marks=pytest.mark.wide),
     ],
 )
-def test_every_kind_loads_what_every_kind_has_saved(tmp_path: Path, pairs: list[Pair]) -> None:
+def test_every_kind_loads_what_every_kind_has_saved(
+    saved: tuple[Path, dict[str, list[float]]], pairs: list[Pair]
+) -> None:
     model, optimizer, _ = made("plain")
-    expected = steps(model, optimizer, range(5))[2:]
-    assert launch(save, 2, tmp_path, timeout=100)[0] == {kind: pytest.approx(expected, rel=1e-12) for kind in SAVED}
-    for (source, kind), losses in launch(load, 3, tmp_path, pairs, timeout=100)[0].items():
+    expected = steps(model, optimizer, range(RESUMED.stop))[RESUMED.start :]
+    folder, went_on = saved
+    assert went_on == {kind: pytest.approx(expected, rel=1e-12) for kind in SAVED}
+    for (source, kind), losses in launch(load, 3, folder, pairs, timeout=100)[0].items():
         assert losses == pytest.approx(expected, rel=1e-12), f"{source} -> {kind}"
 
 
@@ -134,13 +145,13 @@ def load_from_rank_0(kind: str) -> list[float]:
         model_state, optim_state = {}, {}
     model, optimizer, _ = made(kind)
     our_s.set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state, options=options)
-    return steps(model, optimizer, range(2, 5))
+    return steps(model, optimizer, RESUMED)
 
 
 def whole_states() -> None:
     plain, optimizer, _ = made("plain")
     steps(plain, optimizer, range(2))
-    expected = steps(plain, optimizer, range(2, 5))
+    expected = steps(plain, optimizer, RESUMED)
     plain, optimizer, _ = made("plain")
     steps(plain, optimizer, range(2))
     for kind in ("flat", "by parameter"):
