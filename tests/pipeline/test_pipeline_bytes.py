@@ -103,7 +103,10 @@ HOWS = ("ddp", "zero1", "zero2", "fsdp-grad-op", "fsdp", "fsdp2")
 
 
 @check(ranks=4, name=("1f1b", "interleaved"), how=HOWS)
-@check(ranks=4, name=("gpipe", "looped bfs"), how=HOWS, wide=True)
+@check(ranks=4, name=("gpipe",), how=HOWS[::2], wide=True)
+@check(ranks=4, name=("looped bfs",), how=HOWS[1::2], wide=True)
+@check(ranks=4, slow=(4,), name=("gpipe",), how=HOWS[1::2])
+@check(ranks=4, slow=(4,), name=("looped bfs",), how=HOWS[::2])
 def collectives_of_data_parallelism(name: str, how: str, micros: int = 4) -> None:
     """On two replicas of two ranks: each bucket or unit is gathered and reduced as often as the closed form says."""
     mesh = mesh_of((2, 2), "dp", "pp")
