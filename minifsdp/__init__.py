@@ -1,10 +1,11 @@
 """minifsdp: DDP, ZeRO and FSDP built one small step at a time, on real process groups, with every byte measured.
 
-The public names are imported on first use, so that `course.ladder.closed_form` needs no torch.
+The public names are imported on first use, so that `minifsdp.cost` needs no torch.
 """
 
 from typing import TYPE_CHECKING
 
+from minifsdp.moved import find_moved
 from minifsdp.on_first_use import on_first_use
 
 if TYPE_CHECKING:
@@ -67,3 +68,5 @@ __all__ = [
 ]
 
 __getattr__ = on_first_use(__name__, __all__, ".fsdp", ".fsdp.wrap", ".ddp", ".zero", ".flat_param", ".grad_scaler")
+
+find_moved()

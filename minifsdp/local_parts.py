@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from minifsdp import private
-from minifsdp.comm import Group
+from minifsdp import comm, private
+from minifsdp.comm import Group, Label
 from minifsdp.private import dtensor
 from minifsdp.process_groups import global_ranks, mesh_group
 
@@ -63,8 +63,30 @@ def local_gradient(p: Tensor) -> Tensor | None:
     """
     gradient: Any = p.grad
     if isinstance(gradient, DTensor) and gradient.placements != p.placements:  # type: ignore[attr-defined]
-        p.grad = gradient = gradient.redistribute(placements=p.placements)  # type: ignore[attr-defined]
+        p.grad = gradient = like(as_placed(gradient, dtensor.spec_of(p), gradient.dtype), p)
     return None if gradient is None else local_of(gradient)
+
+
+def as_placed(gradient: Tensor, spec: Any, dtype: torch.dtype, label: Label | None = None) -> Tensor:
+    """The local part of a gradient, in its parameter's placement over the tensor-parallel ranks.
+
+    Args:
+        spec: of the parameter; None: no style has placed it.
+        dtype: in which partial sums are added up, if these ranks have some, as with sequence parallelism.
+        label: of the collective that does it.
+    """
+    if spec is None:
+        return gradient
+    moves = list(zip(gradient.placements, spec.placements, strict=True))  # type: ignore[attr-defined]
+    if all(found == wanted for found, wanted in moves):
+        return local_of(gradient)
+    if not all(found == wanted or (found.is_partial("sum") and wanted.is_replicate()) for found, wanted in moves):
+        return local_of(gradient.to(dtype).redistribute(placements=spec.placements))  # type: ignore[attr-defined]
+    local = local_of(gradient).to(dtype, copy=True)
+    for dim, (found, wanted) in enumerate(moves):
+        if found != wanted:
+            comm.all_reduce(local, mesh_group(spec.mesh, dim), label=label).wait()
+    return local
 
 
 def cuts_of(p: Tensor) -> dict[int, Any]:

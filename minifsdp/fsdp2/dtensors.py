@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from minifsdp import comm, private
-from minifsdp.comm import Group, Label
+from minifsdp import private
+from minifsdp.comm import Group
 from minifsdp.draws import draw_whole
 from minifsdp.fsdp2.cut import Cut
+from minifsdp.local_parts import as_placed as as_placed
 from minifsdp.local_parts import like as like
 from minifsdp.local_parts import local_of as local_of
 from minifsdp.private import dtensor
-from minifsdp.process_groups import mesh_group
 
 
 def on(device: torch.device, local: Tensor) -> Tensor:
@@ -37,28 +37,6 @@ def spec_of(p: Tensor) -> Any:
 def whole_like(whole: Tensor, spec: Any) -> Tensor:
     """A tensor that is whole for the data-parallel ranks, placed as by a tensor-parallel style (`spec_of`)."""
     return whole if spec is None else dtensor.with_spec(whole, spec)
-
-
-def as_placed(gradient: Tensor, spec: Any, dtype: torch.dtype, label: Label | None = None) -> Tensor:
-    """The local part of a gradient, in its parameter's placement over the tensor-parallel ranks.
-
-    Args:
-        spec: of the parameter; None: no style has placed it.
-        dtype: in which partial sums are added up, if these ranks have some, as with sequence parallelism.
-        label: of the collective that does it.
-    """
-    if spec is None:
-        return gradient
-    moves = list(zip(gradient.placements, spec.placements, strict=True))  # type: ignore[attr-defined]
-    if all(found == wanted for found, wanted in moves):
-        return local_of(gradient)
-    if any(found != wanted and (found, wanted) != (Partial(), Replicate()) for found, wanted in moves):
-        return local_of(gradient.to(dtype).redistribute(placements=spec.placements))  # type: ignore[attr-defined]
-    local = local_of(gradient).to(dtype, copy=True)
-    for dim, (found, wanted) in enumerate(moves):
-        if found != wanted:
-            comm.all_reduce(local, mesh_group(spec.mesh, dim), label=label).wait()
-    return local
 
 
 def shard(p: nn.Parameter, cut: Cut, mesh: DeviceMesh, rank: int, to: torch.device) -> nn.Parameter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,7 @@ class Executor:
 
     Attributes:
         observers: each is called with every action before it begins.
+        around: each gives, for every action, a context in which it computes: when its input has arrived.
         tied: weights with copies in several stages.
         at: the action under way.
     """
@@ -69,6 +70,7 @@ class Executor:
         self.actions, self.stages, self.channels = actions, stages, channels
         self.loss_fn, self.weight = loss_fn, weight
         self.observers: list[Callable[[Action], Any]] = []
+        self.around: list[Callable[[Action], AbstractContextManager[Any]]] = []
         self.tied: list[TiedWeight] = []
         self.at = actions[0]
         for stage in {action.stage for action in actions if action.kind == "W"}:
@@ -100,12 +102,15 @@ class Executor:
             observe(action)
         before, after = self.channels.arrivals.get(action), self.channels.departures.get(action)
         arrived = None if before is None else self.channels.receive(before, batch.trains)
-        result = self.compute(action, arrived, batch)
+        with ExitStack() as around:
+            for each in self.around:
+                around.enter_context(each(action))
+            result = self._compute(action, arrived, batch)
         if after is not None:
             self.channels.send(after, result, batch.trains)
 
-    def compute(self, action: Action, arrived: Sequence[Tensor] | None, batch: Batch) -> Sequence[Tensor]:
-        """Outputs of a forward, gradients of inputs of a backward; who times it replaces it."""
+    def _compute(self, action: Action, arrived: Sequence[Tensor] | None, batch: Batch) -> Sequence[Tensor]:
+        """Outputs of a forward, gradients of inputs of a backward."""
         number, kind, micro = action
         stage = self.stages[number]
         if kind == "F":

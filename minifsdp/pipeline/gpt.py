@@ -2,45 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from minifsdp.gpt import GPT, GPTStage
 from minifsdp.pipeline.balance import divide
 
 
-class GPTStage(nn.Module):
-    """Consecutive blocks of a `minifsdp.course.ladder.model.GPT`, under their names in the whole model.
-
-    Args:
-        model: whole, perhaps on "meta".
-        blocks: numbers.
-        is_first: it also embeds the tokens.
-        is_last: it also has the head.
-    """
-
-    def __init__(self, model: Any, blocks: Sequence[int], is_first: bool, is_last: bool) -> None:
-        super().__init__()
-        self.is_first, self.is_last = is_first, is_last
-        if is_first:
-            self.embed, self.position = model.embed, model.position
-        self.blocks = nn.ModuleDict({str(number): model.blocks[number] for number in blocks})
-        if is_last:
-            self.norm, self.head = model.norm, model.head
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens [b, s] in the first stage, else activations [b, s, h] -> activations; in the last logits [b, s, V]."""
-        if self.is_first:
-            x = self.embed(x) + self.position(torch.arange(x.shape[1], device=x.device))
-        for block in self.blocks.values():
-            x = block(x)
-        return self.head(self.norm(x)) if self.is_last else x
-
-
-def split_gpt(model: Any, stages: int, stage: int, tied: bool = False) -> GPTStage:
+def split_gpt(model: GPT, stages: int, stage: int, tied: bool = False) -> GPTStage:
     """One stage of a GPT; the number of blocks is the same in all, or one more in some.
 
     Args:

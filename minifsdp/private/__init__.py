@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from traceback import walk_stack
 from types import FrameType
 from typing import Any
@@ -37,6 +38,7 @@ from torch.nn.modules.dropout import _DropoutNd as AnyDropout
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
+    _disable_current_modes,
     is_traceable_wrapper_subclass,
     is_traceable_wrapper_subclass_type,
 )
@@ -102,6 +104,7 @@ __all__ = [
     "tree_map",
     "tree_unflatten",
     "unset_fake_temporarily",
+    "unwatched",
     "version_of",
 ]
 
@@ -290,6 +293,12 @@ def device_types_of(group: Any) -> set[str]:
     """The kinds of devices whose tensors it carries: those of its backends, or those it was registered with."""
     listed = {device.type for device in group._device_types}
     return listed or set(dist.Backend.backend_capability.get(dist.get_backend(group), ("cpu", "cuda")))
+
+
+def unwatched() -> AbstractContextManager[Any]:
+    """Inside, no mode sees operators: neither one that measures, nor one that pretends."""
+    context: AbstractContextManager[Any] = _disable_current_modes()
+    return context
 
 
 def name_of(group: Any) -> str:

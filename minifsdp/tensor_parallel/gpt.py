@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
+from minifsdp.gpt import GPT, GPTStage, blocks_of
 from minifsdp.tensor_parallel.columns import ColwiseParallel
 from minifsdp.tensor_parallel.layer import LayerStyle, Run
 from minifsdp.tensor_parallel.layouts import Layout
@@ -19,9 +20,14 @@ from minifsdp.tensor_parallel.prepare import PrepareModuleInput
 from minifsdp.tensor_parallel.rows import RowwiseParallel
 from minifsdp.tensor_parallel.sequence import Replicated, SequenceParallel
 
+Model = TypeVar("Model", bound=GPT | GPTStage)
 
-def parallelize_gpt(model: Any, mesh: DeviceMesh, sequence: bool = False, regather: bool = False) -> Any:
-    """Parallelize a `minifsdp.course.ladder.model.GPT` in place; every rank calls it with the same batch.
+
+def parallelize_gpt(model: Model, mesh: DeviceMesh, sequence: bool = False, regather: bool = False) -> Model:
+    """Parallelize the course's GPT, or one stage of it, in place; every rank calls it with the same batch.
+
+    The stages of a pipeline pass on what lies between layers: with sequence parallelism each rank its part of the
+    sequence. The last one's logits are a DTensor, for a `cross_entropy` inside `loss_parallel`.
 
     For each block and micro-batch, two all-reduces in forward and two in backward send b s h elements each. With
     sequence parallelism, each all-reduce is replaced with an all-gather and a reduce-scatter.
@@ -40,18 +46,18 @@ def parallelize_gpt(model: Any, mesh: DeviceMesh, sequence: bool = False, regath
     """
     if regather and not sequence:
         raise ValueError("regather=True without sequence=True: inputs are whole on every rank, and nothing is gathered")
-    if not hasattr(model, "blocks"):
+    if not isinstance(model, GPT | GPTStage):
         raise TypeError(f"a {type(model).__name__} instead of the course's GPT: use parallelize_module with a plan")
-    for block in model.blocks:
+    for block in blocks_of(model):
         divide(block, mesh, "heads")
     stream: Layout = Shard(1) if sequence else Replicate()
     norm = SequenceParallel(use_local_output=True) if sequence else Replicated()
     columns: dict[str, Any] = {"input_layouts": stream, "regather": regather}
-    if sequence:
+    if sequence and hasattr(model, "position"):
         cut = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(0), use_local_output=True)
         parallelize_module(model.position, mesh, cut)
     plan = {
-        "": _WholeModel(sequence),
+        "": _WholeModel(sequence) if isinstance(model, GPT) else _Stage(sequence and model.is_first),
         "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
         "position": SequenceParallel(sequence_dim=0, use_local_output=True) if sequence else Replicated(),
         "blocks.*.norm1": norm,
@@ -63,21 +69,30 @@ def parallelize_gpt(model: Any, mesh: DeviceMesh, sequence: bool = False, regath
         "norm": norm,
         "head": ColwiseParallel(input_layouts=stream, use_local_output=False),
     }
-    return parallelize_module(model, mesh, plan)
+    here = {name: style for name, style in plan.items() if hasattr(model, name.partition(".")[0]) or not name}
+    parallelize_module(model, mesh, here)
+    return model
 
 
 @dataclass
-class _WholeModel(LayerStyle):
-    """Tokens [batch, context] -> the loss, computed from sharded logits."""
+class _Stage(LayerStyle):
+    """The first stage takes tokens [batch, context], which the ranks must be able to share."""
 
-    sequence: bool
+    takes_whole_sequences: bool
 
     def layouts(self, module: nn.Module) -> dict[str, Layout]:
         return {}
 
     def run(self, module: nn.Module, x: Tensor, ranks: Ranks) -> Run:
-        if self.sequence and x.shape[1] % ranks.group.size():
+        if self.takes_whole_sequences and x.shape[1] % ranks.group.size():
             raise ValueError(f"sequences of {x.shape[1]} tokens cannot be cut for {ranks.group.size()} ranks: pad them")
+        return (yield x, {})
+
+
+class _WholeModel(_Stage):
+    """Tokens [batch, context] -> the loss, computed from sharded logits."""
+
+    def run(self, module: nn.Module, x: Tensor, ranks: Ranks) -> Run:
         with loss_parallel():
-            loss = yield x, {}
+            loss = yield from super().run(module, x, ranks)
         return local_part(loss)

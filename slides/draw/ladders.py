@@ -9,9 +9,7 @@ from draw.fsdp.drawing import bare, box, say
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.ladder.pipeline_rungs import PIPELINE_RUNGS
-from minifsdp.course.ladder.rungs import RUNGS, Rung
-from minifsdp.course.ladder.tensor_rungs import TENSOR_RUNGS
+from minifsdp.course.ladder.rungs import PIPELINE_RUNGS, RUNGS, TENSOR_RUNGS, Rung
 from minifsdp.course.plots.palette import PAGE_COLOURS, SOFT, WHITE
 
 WIDTH, NAME, STEP = 23.0, 5.9, 0.2  # of the figure, of a rung's name, and how far a rung begins beyond the one below

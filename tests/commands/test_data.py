@@ -14,8 +14,8 @@ from torch import nn
 
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import END_OF_TEXT, Corpus, batches, load_text, shard
-from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.ladder.outline import count_elements, outline
+from minifsdp.gpt import GPT, Block
 
 
 @pytest.fixture(scope="module")

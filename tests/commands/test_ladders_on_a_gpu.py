@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from minifsdp.course.ladder.activations import Sizes, kept_by_attention
+from minifsdp.cost.activations import Sizes, kept_by_attention
+from minifsdp.cost.data_parallel import Setting
 from minifsdp.course.ladder.axes import AXES
-from minifsdp.course.ladder.closed_form import Setting
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import sizes_of
 

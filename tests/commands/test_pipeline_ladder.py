@@ -16,7 +16,7 @@ from other_ladders import (
     record_in,
 )
 
-from minifsdp.course.ladder import pipeline as form
+from minifsdp.cost import pipeline as form
 from minifsdp.course.ladder import run as ladder
 from minifsdp.course.ladder.measure import Settings
 

@@ -30,7 +30,6 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from minifsdp.course import cli
 from minifsdp.course import train as course
-from minifsdp.course.ladder.model import GPT
 from minifsdp.course.launch import launch
 from minifsdp.course.launch.world import choose_world
 from minifsdp.course.train import checkpoint, report, start
@@ -39,6 +38,7 @@ from minifsdp.course.train.loop import take_step, train
 from minifsdp.course.train.settings import STRATEGIES, TASK, Settings
 from minifsdp.course.train.state import State, begin
 from minifsdp.course.warm.client import Process
+from minifsdp.gpt import GPT
 
 check = Checks(__name__)
 

@@ -402,6 +402,25 @@ def test_torchdispatchmode() -> None:
     assert seen[-1] == "aten::add_.Tensor"
 
 
+def test_unwatched() -> None:
+    """Without it the ledger, which is a mode, counts the rank tables of meshes as activations."""
+    seen: list[str] = []
+
+    class Sees(private.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Sees():
+        torch.ones(1)
+        count = len(seen)
+        with private.unwatched():
+            torch.ones(1)
+        assert len(seen) == count > 0
+        torch.ones(1)
+    assert len(seen) == 2 * count
+
+
 def test_disabletorchfunctionsubclass() -> None:
     """Without it the ledger's own questions to a tensor with `__torch_function__` come back to the ledger."""
 

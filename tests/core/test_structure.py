@@ -52,7 +52,7 @@ def test_what_is_installed_does_without_what_only_maintainers_run():
 
 # Files, and folders without those below them, that a learner reads from top to bottom.
 LESSONS = (
-    *("comm.py", "device.py", "flat_param.py", "ring.py"),
+    *("build.py", "comm.py", "device.py", "flat_param.py", "mesh.py", "recipe.py", "ring.py", "trainer.py"),
     *("ddp/naive.py", "ddp/bucketed.py", "ddp/overlapped.py", "ddp/reducer.py"),
     *("zero", "fsdp", "fsdp/schedules", "fsdp2", "tensor_parallel", "pipeline", "pipeline/schedules"),
 )
@@ -114,13 +114,13 @@ def is_type(found: str) -> bool:
     return f"{found}.".startswith(("torch.distributed.tensor.", "torch.distributed.device_mesh."))
 
 
-def test_closed_form_shares_no_code_with_what_it_predicts():
-    arithmetic = ("closed_form", "per_parameter", "activations", "tensor", "pipeline")  # each may use the others
-    known = {f"minifsdp.course.ladder.{each}" for each in arithmetic}
-    for each in arithmetic:
-        found = imports(PACKAGE / "course" / "ladder" / f"{each}.py")
-        others = {name for name in found if not {name, name.rpartition(".")[0]} & known} - {"minifsdp.course.ladder"}
-        assert not [name for name in others if name.split(".")[0] in ("torch", "minifsdp")], each
+def test_the_arithmetic_shares_no_code_with_what_it_predicts():
+    """It sees recipes, which are values, only as types."""
+    files = [path for path in UPSTAIRS if path.parent.name == "cost"]
+    assert len(files) > 8
+    for path in files:
+        others = {each for each in imports(path) if not each.startswith(("minifsdp.cost", "minifsdp.recipe"))}
+        assert not [each for each in others if each.split(".")[0] in ("torch", "minifsdp")], path
 
 
 def test_the_walk_would_find_a_break():
@@ -130,8 +130,8 @@ def test_the_walk_would_find_a_break():
     assert "tools.records" in imports(PACKAGE.parent / "tools" / "gpu_check" / "check.py")
 
 
-def test_closed_form_needs_no_torch():
-    check = "import sys, minifsdp.course.ladder.closed_form; sys.exit('torch' in sys.modules)"
+def test_the_arithmetic_needs_no_torch():
+    check = "import sys, minifsdp.cost.total, minifsdp.cost.traffic, minifsdp.recipe; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
@@ -170,7 +170,7 @@ def test_nothing_above_a_unit_knows_what_it_is_made_of():
 
 
 SUBJECT_LAST = re.compile(r"(What|Those|Whether|Which|Who|Whose|Where|When|How)\b")
-PROSE = ("checkpoint", "course", "ddp", "fsdp", "pipeline", "zero")  # and the modules beside them
+PROSE = ("checkpoint", "cost", "course", "ddp", "fsdp", "pipeline", "zero")  # and the modules beside them
 
 
 def docstrings(path: Path) -> list[str]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from on_ranks import Checks
 from torch import Tensor, nn
 
-from minifsdp.course.ladder.closed_form import Setting, accumulated
+from minifsdp.cost.data_parallel import Setting, accumulated
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from minifsdp.grad_scaler import ShardedGradScaler

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from minifsdp import comm, device
-from minifsdp.course.ladder.closed_form import SGD, Setting, fsdp
+from minifsdp.cost.data_parallel import SGD, Setting, fsdp
 from minifsdp.course.launch import launch
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.flat_param import find_parameters

@@ -26,11 +26,11 @@ from torch.optim import SGD, AdamW
 from torch.utils import backend_registration
 
 from minifsdp import device, from_rank_0
-from minifsdp.course.ladder.model import GPT
 from minifsdp.course.ladder.rungs import RUNGS, Trainer
 from minifsdp.course.warm.client import server
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from minifsdp.gpt import GPT
 from minifsdp.grad_scaler import ShardedGradScaler
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
@@ -109,10 +109,10 @@ def fsdp(
         wrapped.clip_grad_norm_(1.0)
 
     if scaled:
-        return Trainer(Then(wrapped, lambda model, *batch: scaler.scale(model(*batch))), optimizer, after_backward)
+        return Trainer(Then(wrapped, lambda model, *batch: scaler.scale(model(*batch))), optimizer, [after_backward])
     if accumulate is not None:
-        return Trainer(Then(wrapped, partial(accumulate, optimizer)), optimizer, after_backward)
-    return Trainer(wrapped, optimizer, after_backward)
+        return Trainer(Then(wrapped, partial(accumulate, optimizer)), optimizer, [after_backward])
+    return Trainer(wrapped, optimizer, [after_backward])
 
 
 def four_micro_batches(optimizer: SGD, model: Any, *batch: Tensor) -> Any:
@@ -133,7 +133,7 @@ def ddp(accumulates: bool = False, **kwargs: Any) -> Trainer:
     optimizer = AdamW(wrapped.parameters())
     run = two_micro_batches if accumulates else lambda model, *batch: model(*batch)
     clip = partial(nn.utils.clip_grad_norm_, list(wrapped.parameters()), 1.0)
-    return Trainer(Then(wrapped, run), optimizer, clip)
+    return Trainer(Then(wrapped, run), optimizer, [clip])
 
 
 def two_micro_batches(model: Any, *batch: Tensor) -> Any:
@@ -151,7 +151,7 @@ def zero(stage: Any) -> Trainer:
         optimizer.clip_grad_norm_(1.0)
         scaler.update()
 
-    return Trainer(Then(model, lambda model, *batch: scaler.scale(model(*batch))), optimizer, after_backward)
+    return Trainer(Then(model, lambda model, *batch: scaler.scale(model(*batch))), optimizer, [after_backward])
 
 
 NOWHERE: dict[str, Callable[[], Trainer]] = {

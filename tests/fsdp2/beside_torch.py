@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import minifsdp.fsdp2 as ours
-from minifsdp.course.ladder.model import GPT
+from minifsdp.gpt import GPT
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

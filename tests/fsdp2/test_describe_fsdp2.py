@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from minifsdp.course.ladder.model import GPT
 from minifsdp.course.launch import launch
 from minifsdp.course.watch.description import Prediction, describe
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp2 import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from minifsdp.gpt import GPT
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

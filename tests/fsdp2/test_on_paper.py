@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 from torch import Tensor
 
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.rungs import RUNGS, Trainer, one_by_one
+from minifsdp.course.ladder.rungs import RUNGS
 from minifsdp.course.launch import launch
 from minifsdp.course.machine import A100, record_steps, replay
 from minifsdp.course.machine.program import Program
 from minifsdp.course.machine.replay import Run
 from minifsdp.fsdp import PrefetchSchedule
-from minifsdp.fsdp2 import Held, Recorded
+from minifsdp.fsdp2 import Held, Recorded, use_schedule
 from minifsdp.fsdp2.hooks import state_of
 from minifsdp.fsdp2.prefetch import ListedPrefetch
+from minifsdp.gpt import GPT
+from minifsdp.trainer import Trainer
 
 SETTINGS = Settings(ranks=2, layers=5, width=128)
 SLOW = replace(  # so that the host runs far ahead
@@ -37,6 +40,12 @@ class Careless(Held):
         for buffer, _ in self._kept:
             buffer.untyped_storage().resize_(0)
         self._kept.clear()
+
+
+def one_by_one(model: GPT, limit: int, schedule: Any, keeper: Any) -> Trainer:
+    trainer = RUNGS["fsdp2"].build(model, limit)
+    use_schedule(trainer.model, schedule, keeper)
+    return trainer
 
 
 WAYS: dict[str, Callable[..., Trainer]] = {

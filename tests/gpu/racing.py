@@ -27,7 +27,6 @@ from small_model import RATE, batches, make_model, my_share, step
 from torch.optim import SGD
 
 from minifsdp import comm, device
-from minifsdp.course.ladder.model import Block
 from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.launch import rank_device
 from minifsdp.fsdp import (
@@ -37,6 +36,7 @@ from minifsdp.fsdp import (
     RateLimitedSchedule,
     SyncSchedule,
 )
+from minifsdp.gpt import Block
 
 SCHEDULES: dict[str, Any] = {
     "sync": SyncSchedule,

@@ -26,13 +26,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchsFsdp
 from torch.distributed.fsdp import MixedPrecision as TorchsPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy as TorchsPolicy
 
-from minifsdp.course.ladder import rungs
+from minifsdp import build
 from minifsdp.course.ladder.data import Batch
-from minifsdp.course.ladder.model import Block
 from minifsdp.course.ladder.rungs import RUNGS, Trainer, plain
 from minifsdp.course.launch import rank_device
 from minifsdp.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
+from minifsdp.gpt import Block
 from minifsdp.grad_scaler import ShardedGradScaler
 
 pytestmark = ON_GPU
@@ -60,7 +60,7 @@ def one_process(take: Callable[[Trainer, Batch], Tensor] = step) -> Course:
 
 @check(rung=list(RUNGS))
 def every_rung_trains_as_one_process_with_sgd(rung: str) -> Figures:
-    with patch.multiple(rungs, AdamW=torch.optim.SGD, LEARNING_RATE=0.1):
+    with patch.multiple(build, AdamW=torch.optim.SGD, LEARNING_RATE=0.1):
         course = train(RUNGS[rung].build(make_model(), 2))
     found = assert_same(course, one_process(), LOSSES, PARAMETERS)
     return {f"numerics.{rung}.{name}": value for name, value in found.items()}

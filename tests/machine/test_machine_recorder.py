@@ -20,7 +20,6 @@ from minifsdp import comm, device, gloo
 from minifsdp.comm import Call
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings, take_step
-from minifsdp.course.ladder.model import Block
 from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.launch import launch
 from minifsdp.course.machine import A100, Program, Recorder, record_on_paper, record_steps, replay
@@ -44,6 +43,7 @@ from minifsdp.fsdp import (
     RateLimitedSchedule,
     SyncSchedule,
 )
+from minifsdp.gpt import Block
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -16,7 +16,6 @@ from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm, process_groups
-from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.machine import A100, Program, record_steps, replay
 from minifsdp.course.machine.paper import PaperGroup
@@ -44,6 +43,7 @@ from minifsdp.fsdp import (
 )
 from minifsdp.fsdp.schedules.prefetch import POST, PRE
 from minifsdp.fsdp.torch_api.groups import Groups
+from minifsdp.gpt import GPT, Block
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer, partition
 
 SCHEDULES: dict[str, Any] = {"sync": SyncSchedule, "overlap": OverlapSchedule} | {
@@ -69,7 +69,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def _zero(stage: Any, model: GPT) -> Trainer:
     optimizer = stage(model.parameters(), AdamW, PaperGroup(2), bucket_cap_mb=0.05, foreach=False)
-    return Trainer(model, optimizer, lambda: optimizer.clip_grad_norm_(1.0))
+    return Trainer(model, optimizer, [lambda: optimizer.clip_grad_norm_(1.0)])
 
 
 def _ddp(model: GPT, **options: Any) -> Trainer:
@@ -179,7 +179,7 @@ def build(
     optimizer = AdamW(model.parameters(), foreach=False)
     if not with_all:
         return Trainer(model, optimizer)
-    return Trainer(Accumulating(model), optimizer, lambda: model.clip_grad_norm_(1.0))
+    return Trainer(Accumulating(model), optimizer, [lambda: model.clip_grad_norm_(1.0)])
 
 
 def _inside(block: nn.Module) -> Callable[[Tensor], Any]:

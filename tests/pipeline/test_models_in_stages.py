@@ -15,9 +15,9 @@ from transformers_models import MODELS, VOCABULARY, import_before_launch
 
 from minifsdp import comm
 from minifsdp.checkpoint import StateDictOptions, get_state_dict, set_state_dict
-from minifsdp.course.ladder.model import GPT
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import fully_shard
+from minifsdp.gpt import GPT
 from minifsdp.pipeline import divide, keep_transformers_stage, split_gpt
 from minifsdp.pipeline.gpt import cross_entropy
 from minifsdp.pipeline.tied import TiedWeight

@@ -15,13 +15,12 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from minifsdp.course.ladder.activations import Cut, Sizes, kept_by_block
-from minifsdp.course.ladder.axes import AXES
+from minifsdp.cost.activations import Cut, Sizes, kept_by_block
 from minifsdp.course.ladder.measure import Settings, measure_memory
-from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.ladder.rungs import closed_form_setting, sizes_of
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.watch.ledger import Ledger
+from minifsdp.gpt import GPT, Block
 from minifsdp.tensor_parallel import parallelize_gpt
 
 check = Checks(__name__)
@@ -35,7 +34,7 @@ CASES: list[dict[str, Any]] = [
 def settings_of(ranks: int, case: dict[str, Any]) -> Settings:
     """With the rungs that so many ranks can climb."""
     settings = Settings.on("tensor", ranks=ranks, **case)
-    faults = AXES["tensor"].faults(sizes_of(settings.model()), ranks)
+    faults = settings.faults(sizes_of(settings.model()))
     return replace(settings, rungs=tuple(name for name in settings.rungs if name not in faults))
 
 

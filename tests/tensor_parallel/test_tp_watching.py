@@ -16,7 +16,6 @@ from torch.distributed.tensor import Partial, Replicate
 from minifsdp import comm
 from minifsdp.comm import Call
 from minifsdp.course import describe
-from minifsdp.course.ladder.model import GPT
 from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.ladder.step import take_step
 from minifsdp.course.launch import RankError, launch
@@ -24,6 +23,7 @@ from minifsdp.course.machine import A100, record_steps, replay
 from minifsdp.course.machine.program import Issue
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp2 import fully_shard
+from minifsdp.gpt import GPT
 from minifsdp.order import Order
 from minifsdp.tensor_parallel import parallelize_gpt, sum_gradients
 
@@ -168,7 +168,7 @@ def a_description_of_layers_has_the_parts_bytes(options: dict[str, bool]) -> Non
 def a_program_has_its_collectives_and_no_wait_is_missing(options: dict[str, bool]) -> None:
     def build() -> Trainer:
         parameters = list((model := cut(**options)).parameters())
-        return Trainer(model, torch.optim.AdamW(parameters), lambda: sum_gradients(parameters))
+        return Trainer(model, torch.optim.AdamW(parameters), [lambda: sum_gradients(parameters)])
 
     trainer = build()
     with comm.record() as calls:

@@ -18,7 +18,7 @@ PAGES = [ROOT / "README.md", ROOT / "labs" / "README.md", *sorted((ROOT / "docs"
 BLOCK = re.compile(r"(?:^ *<!-- needs ([\w ]+) -->\n)?^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 YOURS = """
 import torch
-from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.gpt import GPT, Block
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 model = GPT(layers=2, width=16)
 """  # what the page calls "your model"

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 import minifsdp.course
-from minifsdp.course.ladder.closed_form import MOMENTUM, SGD
-from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.cost.data_parallel import MOMENTUM, SGD
 from minifsdp.course.launch import launch
 from minifsdp.course.watch.description import Description, Prediction, describe
 from minifsdp.course.watch.ledger import Ledger
@@ -27,6 +26,7 @@ from minifsdp.fsdp import (
     ShardingStrategy,
     SyncSchedule,
 )
+from minifsdp.gpt import GPT, Block
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

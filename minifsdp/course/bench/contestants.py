@@ -20,11 +20,11 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import AdamW
 
 from minifsdp.course.ladder import measure
-from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.ladder.rungs import LEARNING_RATE, RUNGS, Trainer, plain
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
 from minifsdp.fsdp2 import fully_shard
+from minifsdp.gpt import GPT, Block
 
 LIMIT = measure.Settings().limit  # of the rung fsdp-limit
 

@@ -11,7 +11,7 @@ A rank's traffic in a step, by law, for N ranks, Ψ bytes of parameters and U un
     FULL_SHARD        3 (U + 1) - 1      (N - 1) / N (3 Ψ - root)       two gathers; the root stays whole for backward
 
 FSDP's Ψ and root include padding. One rank shards nothing: it reduces a unit, or a bucket, at a time, with itself.
-The law of a rank's memory is in closed_form.py. Time depends on the machine and has no law here: a line is fitted.
+The law of a rank's memory is in data_parallel.py. Time depends on the machine and has no law here: a line is fitted.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import AdamW
 
-from minifsdp.course.ladder import closed_form
-from minifsdp.course.ladder.closed_form import Bytes
+from minifsdp.cost import data_parallel
+from minifsdp.cost.data_parallel import Bytes
+from minifsdp.cost.model import Model
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.measure import measure_memory
-from minifsdp.course.ladder.model import GPT
-from minifsdp.course.ladder.rungs import LEARNING_RATE, Sizes, Trainer, closed_form_setting, sizes_of
+from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainer, closed_form_setting, sizes_of
 from minifsdp.course.ladder.step import align, take_step
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.launch.world import Backend, choose_world
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
+from minifsdp.gpt import GPT
 
 BACKEND: Backend = "gloo"
 WAYS = ("ddp", "fsdp-grad-op", "fsdp")
@@ -143,24 +144,24 @@ def wrap(model: GPT, way: str) -> Trainer:
     return Trainer(wrapped, AdamW(wrapped.parameters(), LEARNING_RATE))
 
 
-def bucket_cap(sizes: Sizes) -> int:
+def bucket_cap(sizes: Model) -> int:
     """Bytes at which a bucket is closed: those of a unit."""
     return 4 * sum(sizes.units[1])
 
 
-def law(sizes: Sizes, way: str, ranks: int) -> Found:
+def law(sizes: Model, way: str, ranks: int) -> Found:
     """Predict the cost of a step from the model's sizes."""
     setting, blocks = closed_form_setting(ranks, choose_world(ranks, backend=BACKEND)), len(sizes.units) - 1
     psi, share = 4 * sum(sizes.parameters), (ranks - 1) / ranks
     if way == "ddp":
-        messages = len(closed_form.buckets(sizes.parameters, bucket_cap(sizes)))
-        return Found(messages, round(2 * share * psi), closed_form.ddp(sizes.parameters, setting))
+        messages = len(data_parallel.buckets(sizes.parameters, bucket_cap(sizes)))
+        return Found(messages, round(2 * share * psi), data_parallel.ddp(sizes.parameters, setting))
     if ranks == 1:
-        return Found(blocks + 1, 0, closed_form.fsdp(sizes.units, setting))
+        return Found(blocks + 1, 0, data_parallel.fsdp(sizes.units, setting))
     root, *padded = (setting.padded(sum(unit)) for unit in sizes.units)
     full = way == "fsdp"
     schedule: Any = {"reductions": 0 if full else 1, "forward_depth": 1, "backward": "host"}
-    held = closed_form.fsdp(sizes.units, setting, reshard_after_forward=full, **schedule)
+    held = data_parallel.fsdp(sizes.units, setting, reshard_after_forward=full, **schedule)
     if full:
         return Found(3 * blocks + 2, round(share * (3 * sum(padded) + 2 * root)), held)
     return Found(2 * (blocks + 1), round(share * 2 * (sum(padded) + root)), held)

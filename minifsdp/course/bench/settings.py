@@ -10,9 +10,9 @@ import torch
 from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Batch
-from minifsdp.course.ladder.model import GPT
 from minifsdp.course.ladder.outline import count_elements
 from minifsdp.course.system.resources import check_counts, check_names, check_seed
+from minifsdp.gpt import GPT
 
 COUNTS = ("ranks", "batch", "layers", "width", "heads", "context", "steps", "warm_up")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +27,7 @@ from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.launch import RankError
 from minifsdp.course.launch.world import is_first, tell
 from minifsdp.course.system.whole_files import UndeliveredError
+from minifsdp.recipe import Recipe
 
 if TYPE_CHECKING:
     from minifsdp.course.ladder.run import Plan
@@ -61,10 +63,15 @@ def ladder(
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
     axis: Annotated[
-        str, typer.Option(help="What the rungs divide among ranks: data, tensor (in layers), or pipeline (layers).")
+        str,
+        typer.Option(help="What the rungs divide: data, tensor (in layers), pipeline (layers), or 3d, all three."),
     ] = "data",
     rungs: Annotated[
         str | None, typer.Option(help="Comma-separated names; default: all.", autocompletion=_rungs)
+    ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="Beside the rungs, a recipe such as pp=2,dp=2,tp=2,zero=1; several: give the option again."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps per rung.")] = DEFAULT.steps,
     batch: Annotated[
@@ -86,20 +93,23 @@ def ladder(
 
     With --axis tensor, the rungs lead from whole layers on every rank to layers and sequences that are sharded over
     the ranks, and to a combination with FSDP2. With --axis pipeline, they lead from one busy rank at a time to
-    micro-batches, 1F1B, zero bubble, and a combination with data parallelism.
+    micro-batches, 1F1B, zero bubble, and a combination with data parallelism. With --axis 3d, 8 ranks divide all three.
 
     Example: minifsdp ladder --ranks 4 --rungs ddp,fsdp,fsdp-limit --link latency=200us,bandwidth=1GB/s
     """
     from minifsdp.course.ladder import run as course
 
     names = None if rungs is None else tuple(name.strip() for name in rungs.split(",") if name.strip())
-    ranks = ranks_asked_for(ranks, DEFAULT.ranks)
     model: dict[str, int | None] = {"layers": layers, "width": width, "heads": heads, "context": context}
-    run: dict[str, Any] = {"ranks": ranks, "rungs": names, "steps": steps, "batch": batch, "limit": limit, "seed": seed}
+    run: dict[str, Any] = {"steps": steps, "batch": batch, "limit": limit, "seed": seed}
     try:
-        if batch is None and axis in AXES:
-            run["batch"] = (rows := AXES[axis].rows(max(1, ranks))) * ceil(DEFAULT.batch / rows)
-        settings = Settings.on(axis, **model, **run, text=data, link=link)
+        own = [Recipe.parse(text) for text in recipe or ()]
+        ranks = ranks_asked_for(ranks, own[0].mesh.ranks if own else DEFAULT.ranks)
+        settings = Settings.on(axis, **model, **run, ranks=ranks, rungs=names, text=data, link=link)
+        if own:
+            settings = settings.beside(names, own)
+        if batch is None:
+            settings = replace(settings, batch=settings.rows * ceil(DEFAULT.batch / settings.rows))
         out = Path(AXES[axis].folder) if out is None else out
         plan = course.plan(settings, device, out, share_gpu)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:

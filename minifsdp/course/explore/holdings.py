@@ -10,10 +10,10 @@ from typing import Any, Literal
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from minifsdp.course.ladder.model import Block
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.unit import GATHERING, SHARDED, UNSHARDED, Unit
 from minifsdp.fsdp2.hooks import states_in, units_of
+from minifsdp.gpt import Block
 
 Parameters = Literal["shard", "on its way", "whole"]
 Gradient = Literal["none", "whole", "on its way", "shard"]

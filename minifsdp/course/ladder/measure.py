@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import lcm
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -16,13 +18,15 @@ import torch
 import torch.distributed as dist
 
 from minifsdp import comm, device
+from minifsdp.build import build
 from minifsdp.comm import Call
+from minifsdp.cost.model import Model
+from minifsdp.cost.traffic import Message, totals
 from minifsdp.course.explore.holdings import holdings_of
 from minifsdp.course.explore.log import LoggedStep, StepLog
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.axes import AXES
 from minifsdp.course.ladder.data import Batch
-from minifsdp.course.ladder.model import GPT
 from minifsdp.course.ladder.rungs import RUNGS, Rung, Trainer, plain
 from minifsdp.course.ladder.step import align, take_step
 from minifsdp.course.ladder.traced import NAMES, trace_step
@@ -35,6 +39,14 @@ from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.watch.storages import Tag
 from minifsdp.course.watch.timeline import read_trace
 from minifsdp.course.watch.trace import PHASES
+from minifsdp.gpt import GPT
+from minifsdp.mesh import Mesh
+from minifsdp.pipeline.actions import Action
+from minifsdp.pipeline.simulate import Timed
+from minifsdp.pipeline.turns import InTurns
+from minifsdp.private import group_named
+from minifsdp.process_groups import global_ranks
+from minifsdp.recipe import Recipe
 
 WARM_UP = 1  # steps before the measured one: the first creates the optimizer's state and learns the order of units
 MEASURING = "measuring"  # the end of a report; no step is timed any longer
@@ -42,7 +54,10 @@ MEASURING = "measuring"  # the end of a report; no step is timed any longer
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one run of the ladder; see `minifsdp ladder --help`."""
+    """The settings of one run of the ladder; see `minifsdp ladder --help`.
+
+    Of `rungs`, those in `recipes` are no names of the ladder's, but recipes as they print themselves.
+    """
 
     ranks: int = 2
     rungs: tuple[str, ...] = tuple(RUNGS)
@@ -57,6 +72,7 @@ class Settings:
     seed: int = 0
     axis: str = "data"
     heads: int | None = None
+    recipes: tuple[str, ...] = ()
 
     @classmethod
     def on(cls, axis: str, **given: Any) -> Self:
@@ -69,13 +85,52 @@ class Settings:
         known = {name: value for name, value in given.items() if value is not None}
         return cls(**{"axis": axis, "rungs": tuple(AXES[axis].rungs), **AXES[axis].sizes, **known})
 
-    def rung(self, name: str) -> Rung:
-        return AXES[self.axis].rungs[name]
+    def beside(self, rungs: Sequence[str] | None, recipes: Sequence[Recipe]) -> Self:
+        """These settings with recipes after some rungs; None: after one rung to compare them with."""
+        ladder = AXES[self.axis].rungs
+        own = tuple(str(recipe) for recipe in recipes)
+        first = ("ddp",) if "ddp" in ladder else tuple(ladder)[:1]
+        return replace(self, rungs=(*(first if rungs is None else rungs), *own), recipes=own)
 
-    def bubble(self, name: str) -> float:
+    def rung(self, name: str) -> Rung:
+        """One of the ladder's, or a recipe's own."""
+        if name not in self.recipes:
+            return AXES[self.axis].rungs[name]
+
+        def recipe(ranks: int, limit: int) -> Recipe:
+            own = Recipe.parse(name)
+            if own.mesh.ranks != ranks:
+                raise ValueError(f"it is for {own.mesh.ranks} ranks, not {ranks}: leave --ranks out")
+            return own
+
+        return Rung("a recipe of your own", recipe)
+
+    def recipe(self, rung: str) -> Recipe:
+        """A rung's recipe.
+
+        Raises:
+            ValueError: so many ranks cannot.
+        """
+        return self.rung(rung).recipe(self.ranks, self.limit)
+
+    def bubble(self, rung: str) -> float:
         """A pipeline's, by its formula."""
-        formula = self.rung(name).bubble
-        return formula(self.ranks) if formula is not None else 0.0
+        return self.rung(rung).bubble(self.ranks)
+
+    @property
+    def rows(self) -> int:
+        """A batch has to be a multiple of so many sequences, for the rungs that so many ranks can climb."""
+        shares = []
+        for name in self.rungs:
+            with suppress(ValueError, KeyError):  # told by `faults`, and by who checks names
+                recipe = self.recipe(name)
+                shares.append(recipe.mesh.dp * recipe.micro_batches)
+        return lcm(*shares)
+
+    def faults(self, model: Model) -> dict[str, str]:
+        """By rung, why so many ranks cannot climb it."""
+        faults = {name: self.rung(name).fault(model, self.ranks) for name in self.rungs}
+        return {name: fault for name, fault in faults.items() if fault}
 
     @property
     def shape(self) -> dict[str, int | None]:
@@ -89,8 +144,8 @@ class Settings:
 
     def build(self, rung: str, where: torch.device, other: str = "") -> Trainer:
         """A fresh model on a rung, or on one of its variants."""
-        make = self.rung(rung).others[other] if other else self.rung(rung).build
-        return make(self.model().to(where), self.limit)
+        recipe = self.rung(rung).others[other](self.ranks, self.limit) if other else self.recipe(rung)
+        return build(self.model().to(where), recipe)
 
     @property
     def others(self) -> list[tuple[str, str]]:
@@ -104,13 +159,13 @@ class Settings:
 
     def shares(self, rank: int, where: torch.device) -> dict[str, list[Batch]]:
         """By rung, a rank's rows of every batch; rungs that share them alike have the same ones."""
-        by_replicas: dict[int, list[Batch]] = {}
-        for replicas in {self.rung(name).replicas(self.ranks) for name in self.rungs}:
-            row = rank * replicas // self.ranks
-            by_replicas[replicas] = [
-                data.to_device(data.shard(whole, row, replicas), where) for whole in self.batches()
-            ]
-        return {name: by_replicas[self.rung(name).replicas(self.ranks)] for name in self.rungs}
+        meshes = {name: self.recipe(name).mesh for name in self.rungs}
+        places = {name: (mesh.place(rank, "dp"), mesh.dp) for name, mesh in meshes.items()}
+        rows = {
+            place: [data.to_device(data.shard(whole, *place), where) for whole in self.batches()]
+            for place in {*places.values()}
+        }
+        return {name: rows[place] for name, place in places.items()}
 
 
 def train_alone(settings: Settings) -> list[float]:
@@ -164,6 +219,7 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
         for name in settings.rungs:  # once no other rung's trainer holds memory, and no step is timed any longer
             snapshot = traces / f"snapshot-{name}.pickle" if rank == 0 else None
             records[name] |= measure_memory(partial(settings.build, name, where), shards[name][0], where, snapshot)
+            records[name]["sent"] = _by_axis(records[name].pop("calls"), settings.recipe(name).mesh, rank)
             advance(name, MEASURING)
     return records
 
@@ -176,6 +232,7 @@ def _train(
 ) -> dict[str, dict[str, Any]]:
     """Time one step of each rung in turn, so that other load on the machine affects them all alike."""
     records: dict[str, dict[str, Any]] = {name: {"losses": [], "step_seconds": []} for name in trainers}
+    done = {name: clock_actions(trainer) for name, trainer in trainers.items()}
     for step in range(len(next(iter(shards.values())))):
         for name, trainer in trainers.items():
             align(where)
@@ -184,9 +241,24 @@ def _train(
             device.synchronize(where)
             records[name]["step_seconds"].append(time.perf_counter() - start)
             records[name]["losses"].append(float(loss))
-            records[name]["actions"] = list(trainer.done)
+            records[name]["actions"] = [done[name].popleft() for _ in range(len(done[name]))]
             advance(name, "training")
     return records
+
+
+def clock_actions(trainer: Trainer) -> deque[Timed]:
+    """A pipeline's actions on this rank from now on, as they are done, in seconds of this rank's clock."""
+    done: deque[Timed] = deque()
+
+    @contextmanager
+    def timed(action: Action) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        done.append(Timed(action, start, time.monotonic()))
+
+    if isinstance(trainer.passes, InTurns):
+        trainer.passes.schedule.executor.around.append(timed)
+    return done
 
 
 def log_step(build: Callable[[], Trainer], batch: Batch, link: EmulatedLink | None = None) -> dict[str, Any]:
@@ -224,7 +296,7 @@ def measure_memory(
         snapshot: file for the allocator's history; None: it is not kept.
 
     Returns:
-        "bytes", "curve", "collectives", "cuda" and "log", as in `run_rungs`.
+        "bytes", "curve", "collectives", "cuda" and "log", as in `run_rungs`; "calls", the step's.
     """
     return _measured(build, batch, where, snapshot)[1]
 
@@ -268,6 +340,7 @@ def _measured(
                 "peak": ledger.peak.total,
             },
             "curve": ledger.curve(),
+            "calls": calls,
             "collectives": _totals(calls),
             "cuda": history.beside(ledger),
             "log": LoggedStep.of(log),
@@ -282,3 +355,9 @@ def _totals(calls: list[Call]) -> dict[str, dict[str, int]]:
         payload, wire = sum(call.payload for call in same), round(sum(call.wire for call in same))
         totals[op] = {"calls": len(same), "payload": payload, "wire": wire}
     return totals
+
+
+def _by_axis(calls: list[Call], mesh: Mesh, rank: int) -> dict[str, dict[str, dict[str, int]]]:
+    """This rank's calls by axis and operation, as `cost.traffic.totals` has them."""
+    axes = {name: mesh.axis_of(global_ranks(group_named(name)), rank) for name in {call.group for call in calls}}
+    return totals(Counter(Message(axes[call.group], call.op, call.payload) for call in calls if call.op != "recv"))

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from minifsdp.course.ladder.model import GPT
+from minifsdp.gpt import GPT
 
 
 def outline(**sizes: int | None) -> GPT:

@@ -49,8 +49,7 @@ def replays(settings: Settings, ranks: list[dict[str, dict[str, Any]]]) -> dict[
     """
     found = {}
     for name in settings.rungs:
-        size = settings.ranks // settings.rung(name).replicas(settings.ranks)
-        rows = [rank[name]["actions"] for rank in ranks[:size]]
+        rows = [ranks[peer][name]["actions"] for peer in settings.recipe(name).mesh.peers(0, "pp")]
         if rows[0]:
             found[name] = replay(rows)
     return found

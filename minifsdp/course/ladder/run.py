@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from minifsdp.cost.model import Model
 from minifsdp.course.ladder import data, pictures
 from minifsdp.course.ladder.axes import AXES
 from minifsdp.course.ladder.data import Corpus
 from minifsdp.course.ladder.measure import MEASURING, Settings, run_rungs, train_alone
 from minifsdp.course.ladder.outline import count_elements, outline
-from minifsdp.course.ladder.rungs import Sizes, closed_form_setting, sizes_of
+from minifsdp.course.ladder.rungs import closed_form_setting, sizes_of
 from minifsdp.course.launch import launch
 from minifsdp.course.launch.world import Device, World, choose_world, is_first
 from minifsdp.course.link.emulated import parse_link
@@ -49,7 +50,7 @@ class Plan:
     settings: Settings
     corpus: Corpus
     world: World
-    sizes: Sizes
+    sizes: Model
     out: Path
     left_out: dict[str, str]
 
@@ -61,10 +62,11 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
         ValueError: the request is impossible; one line that names the fault and the cure.
         OSError: the text to train on is missing.
     """
-    check_names("--rungs", settings.rungs, AXES[settings.axis].rungs)
+    ladder = [name for name in settings.rungs if name not in settings.recipes]
+    check_names("--rungs", ladder, AXES[settings.axis].rungs)
     check_seed(settings.seed)
     check_counts(settings, ("ranks", "steps", "batch", "layers", "width", "heads", "context", "limit"))
-    if settings.batch % (rows := AXES[settings.axis].rows(settings.ranks)):
+    if settings.batch % (rows := settings.rows):
         by = f"{settings.ranks} ranks" if rows == settings.ranks else f"{rows} micro-batches"
         raise ValueError(f"--batch {settings.batch} cannot be shared equally by {by}: choose a multiple of {rows}")
     world = choose_world(settings.ranks, device, share_gpu)
@@ -75,7 +77,7 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
     elements = count_elements(settings.layers, width=settings.width, context=settings.context)
     check_host_memory(elements, ADAMW_BYTES if world.device == "cpu" else 4)
     sizes = sizes_of(outline(**settings.shape))
-    left_out = _left_out(settings, AXES[settings.axis].faults(sizes, settings.ranks))
+    left_out = _left_out(settings, settings.faults(sizes))
     settings = replace(settings, rungs=tuple(name for name in settings.rungs if name not in left_out))
     check_writable(out)
     return Plan(settings, corpus, world, sizes, out, left_out)
@@ -85,10 +87,12 @@ def _left_out(settings: Settings, faults: dict[str, str]) -> dict[str, str]:
     """The rungs with a fault, if all of the axis are asked for and others remain to compare.
 
     Raises:
-        ValueError: one of a few rungs asked for has a fault.
+        ValueError: a recipe, or one of a few rungs asked for, has a fault.
     """
     every = AXES[settings.axis].rungs
-    wrong = [name for name in settings.rungs if name in faults]
+    wrong = list(faults)
+    if own := [name for name in wrong if name in settings.recipes]:
+        raise ValueError(f"--recipe {own[0]}: {faults[own[0]]}")
     if wrong and (len(settings.rungs) < len(every) or len(every) - len(wrong) < 2):
         raise ValueError(f"--rungs {wrong[0]}: {faults[wrong[0]]}")
     return {name: faults[name] for name in wrong}
@@ -149,8 +153,8 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
     rungs = []
     for name in settings.rungs:
         ours = [rank[name] for rank in ranks]
-        predict = settings.rung(name).predict
-        predicted = [predict(plan.sizes, replace(setting, rank=rank), settings.limit) for rank in range(len(ranks))]
+        rung, places = settings.rung(name), [replace(setting, rank=rank) for rank in range(len(ranks))]
+        predicted = [rung.predict(plan.sizes, place, settings.limit) for place in places]
         rungs.append(
             {
                 "name": name,
@@ -159,6 +163,8 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
                 "bytes": [{key: rank["bytes"][key] for key in (*asdict(predicted[0]), "peak")} for rank in ours],
                 "predicted": [asdict(each) for each in predicted],
                 "collectives": ours[0]["collectives"],
+                "sent": [rank["sent"] for rank in ours],
+                "predicted_sent": [rung.sent(plan.sizes, place, settings.limit) for place in places],
                 "overlap": overlap(ours[0]["traced"].spans) if settings.ranks > 1 else None,
                 "traced_seconds": ours[0]["traced"].seconds,
                 "cuda": ours[0]["cuda"],
@@ -184,7 +190,9 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
 def _options(settings: Settings) -> dict[str, Any]:
     """Of a run, as it records them."""
     default = asdict(Settings())
-    first = {name for name in ("axis", "heads") if getattr(settings, name) == default[name]}  # as on the first ladder
+    first = {
+        name for name in ("axis", "heads", "recipes") if getattr(settings, name) == default[name]
+    }  # as on the first ladder
     left_out = {"ranks", "rungs", "text", *first}
     return {name: value for name, value in asdict(settings).items() if name not in left_out}
 

@@ -1,112 +1,86 @@
-"""The rungs of the ladder: the construction of each on the model, and its closed form."""
+"""The rungs of all ladders: each is a recipe, for a number of ranks."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from math import prod
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+import torch.distributed as dist
+from torch.optim import AdamW
 
-from minifsdp.course.ladder import closed_form
-from minifsdp.course.ladder.closed_form import Bytes, Setting
-from minifsdp.course.ladder.model import GPT, Block
-from minifsdp.course.ladder.per_parameter import fsdp2 as fsdp2_bytes
+from minifsdp.build import BUCKET_MB as BUCKET_MB
+from minifsdp.build import LEARNING_RATE as LEARNING_RATE
+from minifsdp.build import build
+from minifsdp.cost.bubble import bubble
+from minifsdp.cost.data_parallel import Setting
+from minifsdp.cost.faults import fault
+from minifsdp.cost.model import Model, Unit
+from minifsdp.cost.total import StepBytes, cost
+from minifsdp.cost.traffic import sent, totals
 from minifsdp.course.launch.world import World, choose_world
-from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP
 from minifsdp.flat_param import find_parameters
-from minifsdp.fsdp import (
-    FullyShardedDataParallel,
-    OverlapSchedule,
-    PrefetchSchedule,
-    RateLimitedSchedule,
-    ShardingStrategy,
-    SyncSchedule,
-)
-from minifsdp.fsdp2 import Held, Recorded, fully_shard, use_schedule
 from minifsdp.gloo import reduces_by_all_to_all
-from minifsdp.pipeline.simulate import Timed
-from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
+from minifsdp.gpt import GPT
+from minifsdp.mesh import Mesh
+from minifsdp.recipe import DataParallel, PipelineParallel, Recipe, TensorParallel
+from minifsdp.trainer import Trainer as Trainer
 
-LEARNING_RATE = 1e-3
-BUCKET_MB = 0.5  # the course's model is small; torch's 25 would be a single bucket
+Make = Callable[[int, int], Recipe]
+"""A recipe for N ranks, with k for the limiter.
 
-
-@dataclass
-class Trainer:
-    """A model in training: one step is forward, `backward()`, `after_backward()`, `step()`, `zero_grad()`.
-
-    Attributes:
-        both: forward and backward where they are not one after the other: takes tokens, targets and `tell`, and
-            returns the loss.
-        done: a pipeline's actions of the last step, with their times on this rank.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer
-    after_backward: Callable[[], Any] = lambda: None
-    both: Callable[[Tensor, Tensor, Callable[[str], Any]], Tensor] | None = None
-    done: Sequence[Timed] = ()
+Raises:
+    ValueError: there is none for so many ranks.
+"""
 
 
-class Sizes(NamedTuple):
-    """A model in plain numbers.
-
-    Attributes:
-        parameters: elements of each, in their order.
-        shapes: of each, unit by unit, the root's first.
-        head: how many of the root's, its last ones, are used after the blocks.
-        heads: of attention; 0: unknown.
-    """
-
-    parameters: list[int]
-    shapes: list[list[tuple[int, ...]]]
-    head: int
-    heads: int = 0
-
-    @property
-    def units(self) -> list[list[int]]:
-        """Elements of each parameter, unit by unit."""
-        return [[prod(shape) for shape in unit] for unit in self.shapes]
-
-
-class Rung(NamedTuple):
+@dataclass(frozen=True)
+class Rung:
     """One way to train on N ranks.
 
     Attributes:
         adds: the difference from the rung before, in words.
-        build: wraps a fresh model; takes the model and the limiter's k.
-        predict: its bytes from the model's sizes, the setting and k.
+        recipe: how.
         varies: what `others` differ in, as a label; empty: nothing.
         own: its own value of that, from k.
         others: by value, the same rung built otherwise, for the explorer.
-        replicas: into how many shares N ranks cut a batch. Neighbours with the same share are one group.
-        fault: why a model of these sizes cannot be trained on N ranks, in words; empty: it can.
-        bubble: of a pipeline on N ranks, by a formula; None: it is none.
     """
 
     adds: str
-    build: Callable[[GPT, int], Trainer]
-    predict: Callable[[Sizes, Setting, int], Bytes]
+    recipe: Make
     varies: str = ""
     own: Callable[[int], str] = str
-    others: Mapping[str, Callable[[GPT, int], Trainer]] = {}
-    replicas: Callable[[int], int] = lambda ranks: ranks
-    fault: Callable[[Sizes, int], str] = lambda sizes, ranks: ""
-    bubble: Callable[[int], float] | None = None
+    others: Mapping[str, Make] = field(default_factory=dict)
+
+    def build(self, model: GPT, limit: int) -> Trainer:
+        """Divide a fresh model among all ranks."""
+        return build(model, self.recipe(dist.get_world_size(), limit))
+
+    def predict(self, model: Model, setting: Setting, limit: int) -> StepBytes:
+        """The bytes of `setting.rank`."""
+        return cost(model, self.recipe(setting.ranks, limit), setting.rank, setting)
+
+    def sent(self, model: Model, setting: Setting, limit: int) -> dict[str, dict[str, dict[str, int]]]:
+        """The calls of `setting.rank` in a step, by axis and operation."""
+        return totals(sent(model, self.recipe(setting.ranks, limit), setting.rank, setting))
+
+    def fault(self, model: Model, ranks: int) -> str:
+        """Why such a model cannot be trained on N ranks; empty: it can."""
+        try:
+            return fault(model, self.recipe(ranks, 1))
+        except ValueError as error:
+            return str(error)
+
+    def bubble(self, ranks: int) -> float:
+        """The idle share of a pipeline on N ranks, by its formula; 0 if it is none."""
+        return bubble(self.recipe(ranks, 1))
 
 
-def sizes_of(model: GPT) -> Sizes:
-    """The numbers that the closed form takes; a model on the meta device will do."""
-    root = list(find_parameters(model, skip=model.blocks))
-    units = [root, *(list(block.parameters()) for block in model.blocks)]
-    last = {*model.norm.parameters(), *model.head.parameters()} - {model.embed.weight}
-    shapes = [[tuple(p.shape) for p in unit] for unit in units]
-    return Sizes([p.numel() for p in model.parameters()], shapes, len(last), getattr(model.blocks[0], "heads", 0))
+def sizes_of(model: GPT) -> Model:
+    """The numbers of a model; one on the meta device will do."""
+    names = {p: name for name, p in model.named_parameters()}
+    root = {names[p]: tuple(p.shape) for p in find_parameters(model, skip=model.blocks)}
+    blocks: list[Unit] = [{name: tuple(p.shape) for name, p in block.named_parameters()} for block in model.blocks]
+    return Model(root, blocks, getattr(model.blocks[0], "heads", 0))
 
 
 def closed_form_setting(ranks: int, world: World | None = None) -> Setting:
@@ -129,130 +103,117 @@ def plain(model: GPT) -> Trainer:
     return Trainer(model, AdamW(model.parameters(), LEARNING_RATE))
 
 
-def _ddp_naive(model: GPT, limit: int) -> Trainer:
-    ddp = NaiveDDP(model)
-    return Trainer(ddp, AdamW(ddp.parameters(), LEARNING_RATE), ddp.sync_gradients)
+def outer(ranks: int, axes: str) -> int:
+    """The outer axis of a mesh of two: the smallest divisor of N above 1.
+
+    Raises:
+        ValueError: the other one would have one rank.
+    """
+    size = next((n for n in range(2, ranks + 1) if ranks % n == 0), 1)
+    if size == ranks:
+        raise ValueError(f"{ranks} ranks are no mesh of {axes} with both above 1: choose 4 or 6")
+    return size
 
 
-def _ddp_bucketed(model: GPT, limit: int) -> Trainer:
-    ddp = BucketedDDP(model, bucket_cap_mb=BUCKET_MB)
-    return Trainer(ddp, AdamW(ddp.parameters(), LEARNING_RATE), ddp.sync_gradients)
+def _data(kind: str, schedule: str = "", reshard: bool = True, hold: bool = False) -> Make:
+    """Data parallelism over all ranks."""
+    return lambda ranks, limit: Recipe(Mesh(dp=ranks), DataParallel(kind, schedule, limit, reshard=reshard, hold=hold))
 
 
-def _ddp(model: GPT, limit: int) -> Trainer:
-    ddp = DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True)
-    return Trainer(ddp, AdamW(ddp.parameters(), LEARNING_RATE))
+def _prefetched(depth: int) -> Make:
+    return lambda ranks, limit: Recipe(Mesh(dp=ranks), DataParallel("fsdp", "prefetch", depth=depth))
 
 
-def _zero1(model: GPT, limit: int) -> Trainer:
-    return Trainer(model, Zero1Optimizer(model.parameters(), AdamW, bucket_cap_mb=BUCKET_MB, lr=LEARNING_RATE))
+def _limited(k: int) -> Make:
+    return lambda ranks, limit: Recipe(Mesh(dp=ranks), DataParallel("fsdp", "limit", k))
 
 
-def _zero2(model: GPT, limit: int) -> Trainer:
-    return Trainer(model, Zero2Optimizer(model.parameters(), AdamW, bucket_cap_mb=BUCKET_MB, lr=LEARNING_RATE))
+def _tensor(sequence: bool = False, regather: bool = False) -> Make:
+    """Tensor parallelism over all ranks."""
+    return lambda ranks, limit: Recipe(Mesh(tp=ranks), None, TensorParallel(sequence, regather))
 
 
-def _fsdp(
-    model: GPT, limit: int, schedule: Any = SyncSchedule, strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
-) -> Trainer:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "FSDP is switching to use `NO_SHARD`")  # one rank is a rung like the others
-        fsdp = FullyShardedDataParallel(model, None, strategy, auto_wrap_policy={Block}, schedule=schedule)
-    return Trainer(fsdp, AdamW(fsdp.parameters(), LEARNING_RATE))
+def _pipeline(order: str, stages: int = 1) -> Make:
+    """A pipeline over all ranks."""
+    return lambda ranks, limit: Recipe(Mesh(pp=ranks), None, None, PipelineParallel(order, stages))
 
 
-def _fsdp_prefetch(model: GPT, limit: int, depth: int | None = None) -> Trainer:
-    return _fsdp(model, limit, partial(PrefetchSchedule, depth=depth))
+def _replicated_pipeline(kind: str) -> Make:
+    """1F1B, in replicas."""
 
+    def recipe(ranks: int, limit: int) -> Recipe:
+        mesh = Mesh(dp=(dp := outer(ranks, "dp x pp")), pp=ranks // dp, axes=("dp", "pp"))
+        return Recipe(mesh, DataParallel(kind), None, PipelineParallel("1f1b"))
 
-def _fsdp_limit(model: GPT, limit: int) -> Trainer:
-    return _fsdp(model, limit, partial(RateLimitedSchedule, depth=None, limit=limit))
+    return recipe
 
-
-def _fsdp_limited(k: int, model: GPT, limit: int) -> Trainer:
-    return _fsdp_limit(model, k)
-
-
-def one_by_one(model: GPT, limit: int, schedule: Any = None, keeper: Any = Recorded, mesh: Any = None) -> Trainer:
-    """FSDP2, over the ranks of a mesh; None: all."""
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    use_schedule(model, schedule or partial(RateLimitedSchedule, depth=None, limit=limit), keeper)
-    return Trainer(model, AdamW(model.parameters(), LEARNING_RATE))
-
-
-_CAP = int(BUCKET_MB * 2**20)
-
-
-def _predict_ddp(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
-    return closed_form.ddp(sizes.parameters, setting)
-
-
-def _predict_ddp_bucketed(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
-    return closed_form.ddp(sizes.parameters, setting, staging=max(closed_form.buckets(sizes.parameters, _CAP)))
-
-
-def _predict_zero1(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
-    return closed_form.zero1(sizes.parameters, _CAP, setting)
-
-
-def _predict_zero2(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
-    return closed_form.zero2(sizes.parameters, _CAP, setting)
-
-
-def _predict_fsdp(sizes: Sizes, setting: Setting, limit: int, **schedule: Any) -> Bytes:
-    return closed_form.fsdp(sizes.units, setting, **schedule)
-
-
-def _predict_fsdp_limit(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
-    return closed_form.fsdp(sizes.units, setting, reductions=1, limit=limit, **_UNBOUNDED)
-
-
-def _predict_fsdp2(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
-    return fsdp2_bytes(sizes.shapes, sizes.head, setting, ahead=limit - 1, limited=True, holds=False)
-
-
-def _predict_fsdp2_hold(sizes: Sizes, setting: Setting, limit: int) -> Bytes:
-    return fsdp2_bytes(sizes.shapes, sizes.head, setting, ahead=1, limited=False, holds=setting.runs_behind)
-
-
-_UNBOUNDED: dict[str, Any] = {"forward_depth": None, "backward": "pre", "backward_depth": None}
 
 RUNGS: dict[str, Rung] = {
-    "ddp-naive": Rung("an all-reduce per parameter, after backward", _ddp_naive, _predict_ddp),
-    "ddp-bucketed": Rung("fewer, larger all-reduces", _ddp_bucketed, _predict_ddp_bucketed),
-    "ddp": Rung("reduction during backward", _ddp, _predict_ddp),
-    "zero1": Rung("optimizer state sharded", _zero1, _predict_zero1),
-    "zero2": Rung("gradients sharded", _zero2, _predict_zero2),
-    "fsdp-grad-op": Rung(
-        "parameters sharded between steps",
-        partial(_fsdp, strategy=ShardingStrategy.SHARD_GRAD_OP),
-        partial(_predict_fsdp, reshard_after_forward=False),
-    ),
-    "fsdp": Rung("parameters sharded between uses", _fsdp, _predict_fsdp),
-    "fsdp-overlap": Rung(
-        "communication beside compute", partial(_fsdp, schedule=OverlapSchedule), partial(_predict_fsdp, reductions=1)
-    ),
+    "ddp-naive": Rung("an all-reduce per parameter, after backward", _data("ddp", "parameters")),
+    "ddp-bucketed": Rung("fewer, larger all-reduces", _data("ddp", "buckets")),
+    "ddp": Rung("reduction during backward", _data("ddp")),
+    "zero1": Rung("optimizer state sharded", _data("zero1")),
+    "zero2": Rung("gradients sharded", _data("zero2")),
+    "fsdp-grad-op": Rung("parameters sharded between steps", _data("fsdp", "sync", reshard=False)),
+    "fsdp": Rung("parameters sharded between uses", _data("fsdp", "sync")),
+    "fsdp-overlap": Rung("communication beside compute", _data("fsdp", "overlap")),
     "fsdp-prefetch": Rung(
         "gathers and reductions without bound",
-        _fsdp_prefetch,
-        partial(_predict_fsdp, reductions=None, **_UNBOUNDED),
+        _data("fsdp", "prefetch"),
         varies="depth",
         own=lambda limit: "all",
-        others={str(depth): partial(_fsdp_prefetch, depth=depth) for depth in (1, 2)},
+        others={str(depth): _prefetched(depth) for depth in (1, 2)},
     ),
     "fsdp-limit": Rung(
         "at most k units gathered",
-        _fsdp_limit,
-        _predict_fsdp_limit,
+        _data("fsdp", "limit"),
         varies="k",
-        others={str(k): partial(_fsdp_limited, k) for k in (1, 2, 3)},
+        others={str(k): _limited(k) for k in (1, 2, 3)},
     ),
-    "fsdp2": Rung("parameters sharded one by one, in place", one_by_one, _predict_fsdp2),
-    "fsdp2-hold": Rung(
-        "buffers held by reference, no limiter",
-        partial(one_by_one, schedule=PrefetchSchedule, keeper=Held),
-        _predict_fsdp2_hold,
+    "fsdp2": Rung("parameters sharded one by one, in place", _data("fsdp2")),
+    "fsdp2-hold": Rung("buffers held by reference, no limiter", _data("fsdp2", "prefetch", hold=True)),
+}
+
+TENSOR_RUNGS: dict[str, Rung] = {
+    "ddp": replace(RUNGS["ddp"], adds="rows divided, layers whole"),
+    "tp": Rung("layers cut over ranks, rows whole", _tensor()),
+    "tp-sp": Rung("norms cut along the sequence", _tensor(sequence=True)),
+    "tp-sp-regather": Rung("inputs kept as parts, gathered again", _tensor(sequence=True, regather=True)),
+    "tp-fsdp2": Rung(
+        "FSDP2 outside, tp-sp inside",
+        lambda ranks, limit: Recipe(
+            Mesh(dp=(dp := outer(ranks, "dp x tp")), tp=ranks // dp),
+            DataParallel("fsdp2", limit=limit),
+            TensorParallel(sequence=True),
+        ),
     ),
+}
+
+
+def _three_axes(ranks: int, data: DataParallel) -> Recipe:
+    """Layers over two ranks, each layer over two, rows over what is left.
+
+    Raises:
+        ValueError: the number of ranks is no multiple of 8.
+    """
+    if ranks % 8:
+        raise ValueError(f"{ranks} ranks are no mesh of three axes with all above 1: choose 8")
+    return Recipe(Mesh(pp=2, dp=ranks // 4, tp=2), data, TensorParallel(sequence=True), PipelineParallel())
+
+
+PIPELINE_RUNGS: dict[str, Rung] = {
+    "alone": Rung("the whole model on every rank, no messages", lambda ranks, limit: Recipe()),
+    "naive": Rung("layers placed on ranks, one computes at a time", _pipeline("naive")),
+    "gpipe": Rung("micro-batches", _pipeline("gpipe")),
+    "1f1b": Rung("backward as soon as it can", _pipeline("1f1b")),
+    "interleaved": Rung("two stages on each rank", _pipeline("interleaved", 2)),
+    "zb-h1": Rung("weight gradients fill idle time", _pipeline("zb-h1")),
+    "1f1b-ddp": Rung("DDP outside, reduced once", _replicated_pipeline("ddp")),
+    "1f1b-fsdp2": Rung("FSDP2 outside, gathered and reduced once", _replicated_pipeline("fsdp2")),
+}
+
+THREE_AXES_RUNGS: dict[str, Rung] = {
+    "ddp": replace(RUNGS["ddp"], adds="rows divided, layers whole"),
+    "3d": Rung("1F1B, ZeRO-1, tp-sp", lambda ranks, limit: _three_axes(ranks, DataParallel("zero1"))),
+    "3d-fsdp2": Rung("FSDP2 instead of ZeRO-1", lambda ranks, limit: _three_axes(ranks, DataParallel("fsdp2"))),
 }

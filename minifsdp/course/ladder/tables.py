@@ -40,7 +40,7 @@ def _memory(record: dict[str, Any]) -> Table:
     differences = {rung["name"]: _differences(rung) for rung in record["rungs"]}
     caption += "".join(f"\n[red]{each}[/]" for found in differences.values() for each in found)
     table = plain_table(f"Memory of each of {record['ranks']} ranks, MiB", caption)
-    columns = [key for key in _HEADINGS if key in record["rungs"][0]["predicted"][0]]
+    columns = [key for key in _HEADINGS if key in COLUMNS or "axis" in record]  # the first ladder is about model state
     verdict = "closed\nform" if len(columns) <= _MANY else "\N{CHECK MARK}"
     headings = _HEADINGS if len(columns) <= _MANY else {**_HEADINGS, **_NARROW}
     for heading in (*(headings[key] for key in columns), "peak", verdict):

@@ -39,7 +39,6 @@ from minifsdp.comm import Call
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.model import Block
 from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainer
 from minifsdp.course.ladder.step import align, take_step
 from minifsdp.course.launch import launch
@@ -50,6 +49,7 @@ from minifsdp.course.machine.recorder import record_steps
 from minifsdp.course.machine.replay import Run, replay
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.torch_api.api import MakeSchedule
+from minifsdp.gpt import Block
 
 _RECORDED = 2  # steps of a program; in the last the gather order is known and the optimizer's state exists
 _CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import adam
 
-from minifsdp.course.ladder import closed_form
+from minifsdp.cost import data_parallel as closed_form
 from minifsdp.course.workshop.references import reference
 
 

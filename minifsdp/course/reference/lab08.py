@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from minifsdp import device
-from minifsdp.course.ladder import closed_form
+from minifsdp.cost import data_parallel as closed_form
 from minifsdp.course.machine.allocator import CachingAllocator
 from minifsdp.course.workshop.references import reference
 from minifsdp.fsdp.schedules.rate_limit import RateLimitedSchedule

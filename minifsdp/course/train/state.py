@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import AdamW, Optimizer
 
 from minifsdp import fsdp2
-from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.train.settings import FLAT, PRECISIONS, PREFETCHES, Settings
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision
+from minifsdp.gpt import GPT, Block
 from minifsdp.grad_scaler import ShardedGradScaler
 
 

@@ -15,11 +15,11 @@ from torch.optim import SGD
 
 from minifsdp.comm import Call
 from minifsdp.course.ladder.data import Batch
-from minifsdp.course.ladder.model import GPT
 from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.machine import A100, Program, Run, record_on_paper, replay
 from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP, naive
 from minifsdp.ddp.bucketed import assign_buckets
+from minifsdp.gpt import GPT
 
 gpt2: Callable[[], GPT] = partial(GPT, vocabulary=50257, width=768, layers=12, heads=12, context=1024, tied=True)
 SIZE = "GPT as large as GPT-2"
@@ -48,7 +48,7 @@ def recorded(kind: str, cap: float = CAP) -> Program:
             return Trainer(ddp, SGD(ddp.parameters(), foreach=True))
         with patch.object(naive, "start_from_rank_0"):
             rung = NaiveDDP(model, group) if kind == "naive" else BucketedDDP(model, group, cap)
-        return Trainer(rung, SGD(rung.parameters(), foreach=True), rung.sync_gradients)
+        return Trainer(rung, SGD(rung.parameters(), foreach=True), [rung.sync_gradients])
 
     def batch() -> Batch:
         tokens = torch.zeros(1, 1024, dtype=torch.int64)

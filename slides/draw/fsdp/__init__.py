@@ -16,7 +16,7 @@ from draw.fsdp.units import LARGE_SETTING, draw_root, draw_trade, draw_units, gr
 from draw.fsdp.whose import draw_whose
 from draw.measured import ladders_gpt, rungs
 
-from minifsdp.course.ladder import closed_form
+from minifsdp.cost import data_parallel
 
 
 def numbers() -> dict[str, Any]:
@@ -26,7 +26,7 @@ def numbers() -> dict[str, Any]:
     root, *blocks = groups["a block"]
     embedding, *rest = root  # of tokens; positions, a norm, and the head's weight and bias
     small_root = [rest[:-2], [embedding], rest[-2:], *blocks]
-    peaks = {name: closed_form.fsdp(units, LARGE_SETTING).unsharded_peak for name, units in groups.items()}
+    peaks = {name: data_parallel.fsdp(units, LARGE_SETTING).unsharded_peak for name, units in groups.items()}
     return {
         "billion": lambda size: f"{size / 1e9:.1f} billion",
         "gib": in_units("GiB", GIB, 1),
@@ -34,7 +34,7 @@ def numbers() -> dict[str, Any]:
         "large": sum(map(sum, groups["a block"])),
         "whole": peaks,
         "root_in_blocks": sum(root) / sum(blocks[0]),
-        "small_root": closed_form.fsdp(small_root, LARGE_SETTING).unsharded_peak,
+        "small_root": data_parallel.fsdp(small_root, LARGE_SETTING).unsharded_peak,
         "padding": {orig: torch_padding([60, 10, 132, 11], 2, orig) for orig in (False, True)},
         "refusal": refusal(),
         "hook": whole_hook(),

@@ -10,7 +10,7 @@ from draw.fsdp.runs import LAB, ROWS, ranks
 from draw.peaks import held
 from matplotlib.figure import Figure
 
-from minifsdp.course.ladder.closed_form import Setting
+from minifsdp.cost.data_parallel import Setting
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.course.plots.palette import INK, SOFT, STRATEGY_COLOURS, TAG_COLOURS, as_text, ink_on

@@ -14,13 +14,13 @@ from draw.fsdp.drawing import bare, box, named, padding_box, say
 from matplotlib.figure import Figure
 from torch import nn
 
-from minifsdp.course.ladder import closed_form
-from minifsdp.course.ladder.closed_form import Setting
-from minifsdp.course.ladder.model import GPT
+from minifsdp.cost import data_parallel
+from minifsdp.cost.data_parallel import Setting
 from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.course.plots.palette import GATHER, INK, SOFT, TAG_COLOURS, UNIT_COLOURS, as_text, ink_on, lighter
 from minifsdp.course.reference.lab04 import assign_units
 from minifsdp.fsdp.torch_api.wrap import check_not_shared
+from minifsdp.gpt import GPT
 
 LARGE: dict[str, Any] = {"vocabulary": 50257, "width": 4096, "layers": 32, "heads": 32, "context": 2048}
 LARGE_SETTING = Setting(ranks=64, itemsize=2)
@@ -83,7 +83,7 @@ def draw_trade() -> Figure:
     figure = canvas(4.5)
     held, sent = figure.subplots(1, 2, sharey=True)
     for place, units in enumerate(groupings().values()):
-        size = closed_form.fsdp(units, LARGE_SETTING).unsharded_peak
+        size = data_parallel.fsdp(units, LARGE_SETTING).unsharded_peak
         held.barh(place, size, 0.62, color=TAG_COLOURS["unsharded"])
         held.text(size + 0.2 * GIB, place, readable(size), va="center")
         messages = 3 * sum(map(bool, units)) - bool(units[0])  # an empty root has none

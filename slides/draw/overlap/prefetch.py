@@ -12,7 +12,7 @@ from draw.overlap.runs import TIMED, big, layer_seconds, program
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.ladder.closed_form import Setting, fsdp
+from minifsdp.cost.data_parallel import Setting, fsdp
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.course.machine.program import STEP, Allocate, Free, Issue, Kernel, Mark

@@ -6,8 +6,8 @@ from functools import cache
 
 import torch
 
-from minifsdp.course.ladder.model import GPT
 from minifsdp.course.ladder.rungs import sizes_of
+from minifsdp.gpt import GPT
 
 RANKS = 8  # of the large model; the small ones that run are on 2
 

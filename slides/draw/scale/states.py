@@ -8,10 +8,10 @@ from draw.canvas import KIB, canvas
 from draw.fsdp.drawing import bare, box, say
 from matplotlib.figure import Figure
 
-from minifsdp.course.ladder import closed_form
-from minifsdp.course.ladder.closed_form import Bytes
+from minifsdp.cost import data_parallel
+from minifsdp.cost.data_parallel import Bytes
+from minifsdp.cost.fsdp2 import fsdp2
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.per_parameter import fsdp2
 from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.course.plots.palette import INK, SOFT, STRATEGY_COLOURS, TAG_COLOURS, ink_on
 
@@ -48,9 +48,9 @@ def draw_checkpoints() -> Figure:
 
 def both() -> tuple[Bytes, Bytes]:
     """Predicted bytes of the ladder's model on rank 0 of 2: flat, and per parameter."""
-    sizes, setting = sizes_of(Settings().model()), closed_form.Setting(2)
+    sizes, setting = sizes_of(Settings().model()), data_parallel.Setting(2)
     each = fsdp2(sizes.shapes, sizes.head, setting, ahead=1, limited=True, holds=False)
-    return closed_form.fsdp(sizes.units, setting), each
+    return data_parallel.fsdp(sizes.units, setting), each
 
 
 def draw_added() -> Figure:

@@ -19,7 +19,7 @@ from draw.split.reductions import draw_reductions
 from draw.split.stages import draw_interleaved, draw_zero_bubble
 from draw.split.tensor import SPEEDS, beyond_weights, draw_activations, draw_node, draw_traffic
 
-from minifsdp.course.ladder.pipeline import bubble, data_parallel, zero_bubble
+from minifsdp.cost.pipeline import bubble, data_parallel, zero_bubble
 from minifsdp.pipeline.actions import homes_of
 
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from minifsdp.course.ladder.pipeline import messages
+from minifsdp.cost.pipeline import messages
 from minifsdp.course.plots.palette import INK, PALE, SOFT, ink_on, lighter
 from minifsdp.course.plots.schedules import TONES, colour_of
 from minifsdp.pipeline.actions import Action, Plan, homes_of

@@ -8,7 +8,7 @@ from draw.split.lanes import MICROS, RANKS, runs
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.ladder.pipeline import data_parallel
+from minifsdp.cost.pipeline import data_parallel
 from minifsdp.course.plots.palette import GATHER, INK, PALE, REDUCE, SOFT, ink_on
 from minifsdp.course.plots.schedules import colour_of
 from minifsdp.course.reference.lab14 import when_to_reduce

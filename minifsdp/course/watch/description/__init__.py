@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from minifsdp.course.ladder.closed_form import ADAM, OptimizerState
+from minifsdp.cost.data_parallel import ADAM, OptimizerState
 from minifsdp.course.watch.description.flat import describe_flat
 from minifsdp.course.watch.description.per_parameter import describe_per_parameter
 from minifsdp.course.watch.description.report import Description, Prediction, UnitRow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from minifsdp.course.ladder.closed_form import Gradient, OptimizerState, gradients_peak, most_whole
+from minifsdp.cost.data_parallel import Gradient, OptimizerState, gradients_peak, most_whole
 from minifsdp.course.ladder.tables import MIB
 from minifsdp.course.watch.description.report import (
     Description,

@@ -7,8 +7,8 @@ from math import prod
 import torch
 from torch import nn
 
-from minifsdp.course.ladder.closed_form import Gradient, OptimizerState
-from minifsdp.course.ladder.per_parameter import Buffers, gradient_moments
+from minifsdp.cost.data_parallel import Gradient, OptimizerState
+from minifsdp.cost.fsdp2 import Buffers, gradient_moments
 from minifsdp.course.watch.description.report import (
     Description,
     Prediction,

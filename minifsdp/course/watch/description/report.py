@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console, Group, RenderableType
 
-from minifsdp.course.ladder.closed_form import Gradient
+from minifsdp.cost.data_parallel import Gradient
 from minifsdp.course.ladder.tables import COLUMNS, MIB, plain_table
 
 _NEARLY_ALL, _MUCH_PADDING = 0.9, 0.01

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from minifsdp.course.ladder.closed_form import Gradient, OptimizerState
+from minifsdp.cost.data_parallel import Gradient, OptimizerState
 from minifsdp.course.watch.description.report import Description, Prediction, UnitRow, dtype_name
 from minifsdp.local_parts import cuts_of, local_of
 

@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minifsdp.course.ladder.closed_form import Setting
+from minifsdp.cost.data_parallel import Setting
 
 _INDEX, _FLAG = 8, 1  # bytes of an int64 and of a bool
 _QUERIES = 32  # a GPU's memory-efficient kernel pads the queries of a head to a multiple of this
@@ -128,32 +128,26 @@ def kept_by_attention(sizes: Sizes, ranks: int) -> dict[str, int]:
     return {"logsumexp": rows * -(-sizes.context // _QUERIES) * _QUERIES, "random state": 2 * _INDEX}
 
 
-def kept_around_blocks(sizes: Sizes, cut: Cut) -> dict[str, int]:
-    """Bytes by what keeps them before the first block and after the last; plus the loss and what divides it."""
+def kept_around_blocks(sizes: Sizes, cut: Cut | None) -> tuple[int, int]:
+    """Bytes kept before the first block, and after the last; plus the loss and what divides it."""
     token = sizes.itemsize * sizes.batch * sizes.context
-    between = cut.ranks if cut.sequence else 1
-    return {
-        "positions": _INDEX * sizes.context,
+    between = cut.ranks if cut is not None and cut.sequence else 1
+    before = {"positions": _INDEX * sizes.context}
+    after = {
         "input of norm": token * sizes.width // between,
         "statistics of norm": 2 * token // between,
         "input of head": token * sizes.width,
         "probabilities": token * sizes.vocabulary,
         "loss": 2 * sizes.itemsize,
     }
-
-
-def kept_by_cut_ends(sizes: Sizes) -> dict[str, int]:
-    """Bytes that a cut embedding and a cut loss keep besides: which tokens are this rank's."""
-    tokens = sizes.batch * sizes.context
-    return {
-        "places in the embedding's part": tokens * (_INDEX + _FLAG),
-        "places in the head's part": tokens * (_INDEX + _FLAG),
-        "weights of tokens": 2 * tokens * sizes.itemsize,
-    }
+    if cut is not None:  # which tokens are this rank's
+        tokens = sizes.batch * sizes.context
+        before["places in the embedding's part"] = tokens * (_INDEX + _FLAG)
+        after["places in the head's part"] = tokens * (_INDEX + _FLAG)
+        after["weights of tokens"] = 2 * tokens * sizes.itemsize
+    return sum(before.values()), sum(after.values())
 
 
 def kept(layers: int, sizes: Sizes, cut: Cut | None) -> int:
     """Bytes that forward leaves for backward, with the loss; None: a model that is not cut."""
-    blocks = layers * sum(kept_by_block(sizes, cut or Cut()).values())
-    ends = sum(kept_around_blocks(sizes, cut or Cut()).values())
-    return blocks + ends + (sum(kept_by_cut_ends(sizes).values()) if cut else 0)
+    return layers * sum(kept_by_block(sizes, cut or Cut()).values()) + sum(kept_around_blocks(sizes, cut))

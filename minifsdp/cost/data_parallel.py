@@ -12,7 +12,7 @@ the order of forward.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
@@ -100,20 +100,45 @@ def ddp(numels: Sequence[int], setting: Setting, staging: int = 0) -> Bytes:
     return Bytes(psi, psi, setting.optimizer.bytes(numels), 0, psi + setting.itemsize * staging)
 
 
-def zero1(numels: Sequence[int], cap_bytes: int, setting: Setting) -> Bytes:
-    """Optimizer state sharded: in `step()` gradients pass through one bucket at a time and leave a shard of each."""
-    sizes = [setting.padded(numel) for numel in buckets(numels, cap_bytes, setting.itemsize)]
+def padded_buckets(numels: Sequence[int], cap_bytes: int, setting: Setting, apart: Sequence[int] = ()) -> list[int]:
+    """Bytes of each of ZeRO's buckets, in the order in which they are reduced.
+
+    Args:
+        numels: elements of each parameter, in the model's order.
+        cap_bytes: size at which a bucket is closed.
+        setting: the ranks that share the state.
+        apart: elements of parameters that have buckets of their own, after the others.
+    """
+    each = [*buckets(numels, cap_bytes, setting.itemsize), *buckets(apart, cap_bytes, setting.itemsize)]
+    return [setting.padded(numel) for numel in each]
+
+
+def zero1(numels: Sequence[int], cap_bytes: int, setting: Setting, apart: Sequence[int] = ()) -> Bytes:
+    """Optimizer state sharded: in `step()` gradients pass through one bucket at a time and leave a shard of each.
+
+    Args:
+        numels, cap_bytes, setting, apart: as for `padded_buckets`.
+    """
+    sizes = padded_buckets(numels, cap_bytes, setting, apart)
     kept = accumulate((size // setting.ranks for size in sizes), initial=0)
-    psi = setting.itemsize * sum(numels)
+    psi = setting.itemsize * sum([*numels, *apart])
     peak = psi + max(size + setting.reducing(size) + held for size, held in zip(sizes, kept, strict=False))
     return Bytes(sum(sizes), psi, setting.shard_state(sizes), 0, peak)
 
 
-def zero2(numels: Sequence[int], cap_bytes: int, setting: Setting) -> Bytes:
-    """Gradients sharded too: beside the shards, one bucket is being filled and the one before it reduced."""
-    sizes = [setting.padded(numel) for numel in buckets(numels, cap_bytes, setting.itemsize)]
+def zero2(
+    numels: Sequence[int], cap_bytes: int, setting: Setting, apart: Sequence[int] = (), accumulates: bool = False
+) -> Bytes:
+    """Gradients sharded too: beside the shards, one bucket is being filled and the one before it reduced.
+
+    Args:
+        numels, cap_bytes, setting, apart: as for `padded_buckets`.
+        accumulates: several backwards before a step: the later ones find all shards there.
+    """
+    sizes = padded_buckets(numels, cap_bytes, setting, apart)
     kept = list(accumulate((size // setting.ranks for size in sizes), initial=0))
-    under_way = [size + setting.reducing(size) + held for size, held in zip(sizes, kept, strict=False)]
+    there = [kept[-1]] * len(sizes) if accumulates else kept
+    under_way = [size + setting.reducing(size) + held for size, held in zip(sizes, there, strict=False)]
     peak = max(held + following for held, following in zip(under_way, [*sizes[1:], 0], strict=True))
     return Bytes(sum(sizes), kept[-1], setting.shard_state(sizes), 0, peak)
 
@@ -128,6 +153,7 @@ def fsdp(
     backward: Backward = "none",
     backward_depth: int | None = 1,
     limit: int | None = None,
+    accumulates: bool = False,
 ) -> Bytes:
     """All three sharded, parameters whole while a unit computes.
 
@@ -139,6 +165,7 @@ def fsdp(
         backward, backward_depth: when and how many units ahead backward gathers; "host": as "pre", but nothing is
             gathered beside the first unit, and nothing computes while it is reduced.
         limit: the most units, besides the root, that may be whole at once.
+        accumulates: several backwards before a step: the later ones find all reduced gradients there.
     """
     if setting.ranks == 1:  # nothing is sharded
         psi = setting.itemsize * sum(map(sum, units))
@@ -149,7 +176,9 @@ def fsdp(
     if reshard_after_forward:
         whole = most_whole(blocks, forward_depth, backward, backward_depth, limit)
     gradients = [Gradient(size, setting.reducing(size), size // setting.ranks) for size in sizes]
-    peak = gradients_peak(gradients, reductions, first_alone=backward == "host")
+    if accumulates:
+        gradients = [replace(gradient, kept=0) for gradient in gradients]
+    peak = gradients_peak(gradients, reductions, first_alone=backward == "host") + (held if accumulates else 0)
     return Bytes(held, held, setting.shard_state(sizes), root + whole, peak)
 
 

@@ -14,15 +14,15 @@ bubble is the idle share of all ranks' time over the whole step; papers also wri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from minifsdp.course.ladder import activations
-from minifsdp.course.ladder.activations import Cut, Sizes
-from minifsdp.course.ladder.closed_form import Bytes, Setting
-from minifsdp.course.ladder.per_parameter import Buffers, Shape
-from minifsdp.course.ladder.per_parameter import fsdp2 as fsdp2_bytes
+from minifsdp.cost import activations
+from minifsdp.cost.activations import Cut, Sizes
+from minifsdp.cost.data_parallel import Bytes, Setting
+from minifsdp.cost.fsdp2 import Buffers, Shape
+from minifsdp.cost.fsdp2 import fsdp2 as fsdp2_bytes
 
 MICROS = 2
 """Micro-batches for each rank of the ladder's pipelines."""
@@ -73,56 +73,67 @@ def stages_of(layers: int, stages: int) -> list[Stage]:
     return [Stage(share + (n < more), n == 0, n == stages - 1) for n in range(stages)]
 
 
-def kept(stage: Stage, sizes: Sizes) -> int:
+def kept(stage: Stage, sizes: Sizes, cut: Cut | None = None) -> int:
     """Bytes of one micro-batch from its forward to its backward; `sizes.batch` is its number of sequences."""
-    blocks = stage.blocks * sum(activations.kept_by_block(sizes, Cut()).values())
-    ends = activations.kept_around_blocks(sizes, Cut())
-    stream = sizes.itemsize * sizes.batch * sizes.context * sizes.width
-    positions = ends.pop("positions")
-    return blocks + (positions if stage.is_first else 0) + (sum(ends.values()) if stage.is_last else stream)
+    blocks = stage.blocks * sum(activations.kept_by_block(sizes, cut or Cut()).values())
+    before, after = activations.kept_around_blocks(sizes, cut)
+    return blocks + (before if stage.is_first else 0) + (after if stage.is_last else stream(sizes, cut))
 
 
-def kept_for_weights(stage: Stage, sizes: Sizes) -> int:
+def stream(sizes: Sizes, cut: Cut | None = None) -> int:
+    """Bytes of what one stage passes to the next, on each tensor-parallel rank."""
+    parts = cut.ranks if cut is not None and cut.sequence else 1
+    return sizes.itemsize * sizes.batch * sizes.context * sizes.width // parts
+
+
+def kept_for_weights(stage: Stage, sizes: Sizes, cut: Cut | None = None) -> int:
     """Bytes of one micro-batch from I to W: inputs and output gradients of all linear layers.
 
-    In elements of a block: inputs h + h + h + 4h, gradients 3h + h + 4h + h, each times b s.
+    In elements of a block: inputs h + h + h + 4h, gradients 3h + h + 4h + h, each times b s. Of t tensor-parallel
+    ranks each has a part of all but the inputs of qkv and up (unless they are gathered again) and the gradients of the
+    outputs of out and down.
     """
     token = sizes.itemsize * sizes.batch * sizes.context
+    t = 1 if cut is None else cut.ranks
+    inputs = t if cut is not None and cut.regather else 1
+    block = token * sizes.width * 2 // inputs + token * sizes.width * 12 // t + token * sizes.width * 2
     head = token * (sizes.width + sizes.vocabulary) if stage.is_last else 0
-    return 16 * stage.blocks * token * sizes.width + head
+    return stage.blocks * block + head
 
 
-def held(plan: Sequence[Sequence[Did]], rank: int, stages: Sequence[Stage], sizes: Sizes) -> int:
+def held(
+    plan: Sequence[Sequence[Did]], rank: int, stages: Sequence[Stage], sizes: Sizes, cut: Cut | None = None
+) -> int:
     """Bytes of activations that a rank holds at most, before an action of its list.
 
     A micro-batch's are held from F to B, or whole to I and in part to W; of a loss its value stays. A gradient that was
     sent is held until a message from its receiver shows that it has arrived; one for a stage on the same rank, until
     that stage uses it.
     """
-    homes = {stage: home for home, actions in enumerate(plan) for stage, _, _ in actions}
-    stream = sizes.itemsize * sizes.batch * sizes.context * sizes.width
+    homes = homes_of(plan)
+    passed = stream(sizes, cut)
     now = most = 0
     sent: list[tuple[int, int]] = []  # of each gradient on its way: the receiver, and its place in the receiver's list
     for number, kind, micro in plan[rank]:
-        most = max(most, now + stream * len(sent))
+        most = max(most, now + passed * len(sent))
         stage, below, above = stages[number], homes.get(number - 1), homes.get(number + 1)
         source, maker = (below, (number - 1, "F")) if kind == "F" else (above, (number + 1, "BI"))
         if kind != "W" and source not in (None, rank):
             made = _place(plan[source], *maker, micro)
             sent = [each for each in sent if each[0] != source or each[1] > made]
-        whole = kept(stage, sizes) - (stream if below == rank else 0)  # its input is the output of a stage here
+        whole = kept(stage, sizes, cut) - (passed if below == rank else 0)  # its input is the output of a stage here
         if kind == "F":
             now += whole
         elif kind == "W":
-            now -= kept_for_weights(stage, sizes)
+            now -= kept_for_weights(stage, sizes, cut)
         else:
-            now += (sizes.itemsize if stage.is_last else 0) - whole - (stream if above == rank else 0)
-            now += kept_for_weights(stage, sizes) if kind == "I" else 0
+            now += (sizes.itemsize if stage.is_last else 0) - whole - (passed if above == rank else 0)
+            now += kept_for_weights(stage, sizes, cut) if kind == "I" else 0
             if below == rank:
-                now += stream
+                now += passed
             elif below is not None:
                 sent.append((below, _place(plan[below], number - 1, "BI", micro)))
-    return max(most, now + stream * len(sent))
+    return max(most, now + passed * len(sent))
 
 
 def _place(actions: Sequence[Did], stage: int, kinds: str, micro: int) -> int:
@@ -152,7 +163,12 @@ def fsdp2(units: Sequence[Sequence[Shape]], setting: Setting) -> Bytes:
 # Messages
 
 
-def messages(actions: Sequence[Did], homes: Sequence[int], rank: int) -> int:
+def homes_of(plan: Sequence[Sequence[Did]]) -> dict[int, int]:
+    """The rank of each stage."""
+    return {stage: home for home, actions in enumerate(plan) for stage, _, _ in actions}
+
+
+def messages(actions: Sequence[Did], homes: Sequence[int] | Mapping[int, int], rank: int) -> int:
     """Messages that a rank sends in a step: activations up, gradients down, unless the other stage is here, too."""
     last = len(homes) - 1
     up = sum(kind == "F" and stage < last and homes[stage + 1] != rank for stage, kind, _ in actions)

@@ -6,6 +6,8 @@ sharding has to pad.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -101,3 +103,37 @@ class GPT(nn.Module):
             x = block(x)
         logits = self.head(self.norm(x)).flatten(0, 1)
         return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
+
+
+class GPTStage(nn.Module):
+    """Consecutive blocks of a GPT, under their names in the whole model.
+
+    Args:
+        model: whole, perhaps on "meta".
+        blocks: numbers.
+        is_first: it also embeds the tokens.
+        is_last: it also has the head.
+    """
+
+    def __init__(self, model: GPT, blocks: Sequence[int], is_first: bool, is_last: bool) -> None:
+        super().__init__()
+        self.is_first, self.is_last = is_first, is_last
+        if is_first:
+            self.embed, self.position = model.embed, model.position
+        self.blocks = nn.ModuleDict({str(number): model.blocks[number] for number in blocks})
+        if is_last:
+            self.norm, self.head = model.norm, model.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens [b, s] in the first stage, else activations [b, s, h] -> activations; in the last logits [b, s, V]."""
+        if self.is_first:
+            x = self.embed(x) + self.position(torch.arange(x.shape[1], device=x.device))
+        for block in self.blocks.values():
+            x = block(x)
+        return self.head(self.norm(x)) if self.is_last else x
+
+
+def blocks_of(model: GPT | GPTStage) -> list[Block]:
+    """The blocks of a model, or of one stage of it."""
+    found = model.blocks
+    return list(found.values() if isinstance(found, nn.ModuleDict) else found)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """The bytes of FSDP2, whose parameters are sharded one by one: arithmetic, no tensors.
 
-As in closed_form.py. Of a parameter [d, ...] on N ranks each has ceil(d / N) rows in every buffer, and keeps those that
-there are: the last ranks have fewer. A rank's share of a buffer is a multiple of 16 bytes.
+As in data_parallel.py. Of a parameter [d, ...] on N ranks each has ceil(d / N) rows in every buffer, and keeps those
+that there are: the last ranks have fewer. A rank's share of a buffer is a multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from minifsdp.course.ladder.closed_form import Bytes, Setting
+from minifsdp.cost.data_parallel import Bytes, Setting
 
 Shape = tuple[int, ...]
 ALIGNMENT = 16

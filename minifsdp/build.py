@@ -1,0 +1,182 @@
+"""From a recipe to a model in training: `build` has the order in which the axes divide it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import AdamW, Optimizer
+
+from minifsdp import private
+from minifsdp.comm import Group, world
+from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP
+from minifsdp.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    OverlapSchedule,
+    PrefetchSchedule,
+    RateLimitedSchedule,
+    ShardingStrategy,
+    SyncSchedule,
+)
+from minifsdp.fsdp2 import Held, MixedPrecisionPolicy, Recorded, fully_shard, use_schedule
+from minifsdp.gpt import GPT, Block, GPTStage, blocks_of
+from minifsdp.pipeline import PipelineStage, Schedule, split_gpt
+from minifsdp.pipeline.actions import stages_of
+from minifsdp.pipeline.gpt import cross_entropy
+from minifsdp.pipeline.orders import count_stages
+from minifsdp.pipeline.turns import InTurns
+from minifsdp.recipe import DataParallel, Recipe
+from minifsdp.tensor_parallel import loss_parallel, parallelize_gpt, sum_gradients
+from minifsdp.tensor_parallel.parameters import local_part
+from minifsdp.trainer import Trainer
+from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
+
+LEARNING_RATE = 1e-3
+BUCKET_MB = 0.5  # the course's model is small; torch's 25 would be a single bucket
+
+Part: TypeAlias = GPT | GPTStage
+Meshes: TypeAlias = dict[str, DeviceMesh]
+"""By axis; of hybrid sharding, that of "dp" has two dimensions."""
+
+
+def build(model: GPT, recipe: Recipe) -> Trainer:
+    """Divide a model as a recipe says: first layers, then what is in each, then who keeps what. On every rank.
+
+    Args:
+        model: whole, the same on every rank, on the rank's device.
+        recipe: for as many ranks as there are.
+
+    Raises:
+        ValueError: the recipe is for another number of ranks, or its parts do not go together.
+    """
+    meshes = _meshes_of(recipe, model.norm.weight.device.type)
+    parts = [model] if recipe.pipeline is None else split(model, recipe, meshes)
+    if recipe.tensor is not None:
+        for part in parts:
+            parallelize_gpt(part, meshes["tp"], recipe.tensor.sequence, recipe.tensor.regather)
+    modules = [part if recipe.data is None else shard_data(part, recipe.data, meshes["dp"]) for part in parts]
+    optimizer = optimizer_of(modules, recipe.data, meshes)
+    ends = ends_of(modules, recipe)
+    if recipe.pipeline is None:
+        return Trainer(modules[0], optimizer, ends)
+    return Trainer(nn.ModuleList(modules), optimizer, ends, InTurns(schedule_of(modules, recipe, meshes), *ends))
+
+
+def _meshes_of(recipe: Recipe, device_type: str) -> Meshes:
+    """This rank's mesh along each axis, the same objects for the same recipe.
+
+    Raises:
+        ValueError: the recipe is for another number of ranks.
+    """
+    if not recipe.divided:
+        return {}
+    if (ranks := world().size()) != recipe.mesh.ranks:
+        raise ValueError(f"the recipe {recipe} is for {recipe.mesh.ranks} ranks, and there are {ranks}")
+    made = _made.setdefault(world(), {})
+    key = recipe.mesh, device_type, tuple(recipe.divided)
+    if key not in made:
+        with private.unwatched():  # tables of ranks are no part of a model
+            made[key] = recipe.mesh.device_meshes(device_type, recipe.divided)
+    return made[key]
+
+
+_made: WeakKeyDictionary[Group, dict[Any, Meshes]] = WeakKeyDictionary()
+"""By default process group, for all models that are divided alike: connections are few."""
+
+
+def split(model: GPT, recipe: Recipe, meshes: Meshes) -> list[Part]:
+    """This rank's stages."""
+    stages = count_stages(recipe.actions)
+    return [split_gpt(model, stages, stage) for stage in stages_of(recipe.actions[meshes["pp"].get_local_rank()])]
+
+
+def shard_data(part: Part, data: DataParallel, mesh: DeviceMesh) -> nn.Module:
+    """A part of the model over ranks that have different rows of the batch."""
+    if data.kind == "fsdp2":
+        return _fsdp2(part, data, mesh)
+    if data.kind == "fsdp":
+        return _fsdp(part, data, mesh)
+    if data.kind == "ddp":
+        kinds: dict[str, Any] = {"overlap": _ddp, "buckets": _bucketed, "parameters": NaiveDDP}
+        wrapped: nn.Module = kinds[data.when](part, process_group=mesh.get_group())
+        return wrapped
+    return part  # ZeRO's stages 1 and 2 are in the optimizer
+
+
+_ddp = partial(DistributedDataParallel, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True)
+_bucketed = partial(BucketedDDP, bucket_cap_mb=BUCKET_MB)
+
+
+def _fsdp(part: Part, data: DataParallel, mesh: DeviceMesh) -> nn.Module:
+    schedules: dict[str, Any] = {
+        "sync": SyncSchedule,
+        "overlap": OverlapSchedule,
+        "prefetch": partial(PrefetchSchedule, depth=data.depth),
+        "limit": partial(RateLimitedSchedule, depth=None, limit=data.limit),
+    }
+    full, grad_op = ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP
+    if mesh.ndim > 1:
+        full, grad_op = ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "FSDP is switching to use `NO_SHARD`")  # one rank is a rung like the others
+        return FullyShardedDataParallel(
+            part,
+            sharding_strategy=full if data.reshard else grad_op,
+            auto_wrap_policy={Block},
+            mixed_precision=MixedPrecision(torch.bfloat16, torch.float32) if data.precision == "bf16" else None,
+            device_mesh=mesh,
+            schedule=schedules[data.when],
+        )
+
+
+def _fsdp2(part: Part, data: DataParallel, mesh: DeviceMesh) -> nn.Module:
+    """A unit for each block and one for the rest; over a pipeline's micro-batches parameters stay gathered."""
+    in_turns = isinstance(part, GPTStage)
+    reshard = None if data.reshard and not in_turns else False  # None: all but the root
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if data.precision == "bf16" else MixedPrecisionPolicy()
+    for module in (*blocks_of(part), part):
+        fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    if not in_turns:
+        limited = partial(RateLimitedSchedule, depth=None, limit=data.limit)
+        schedule = limited if data.when == "limit" else PrefetchSchedule
+        use_schedule(part, schedule, Held if data.hold else Recorded)
+    return part
+
+
+def optimizer_of(modules: Sequence[nn.Module], data: DataParallel | None, meshes: Meshes) -> Optimizer:
+    """AdamW over what this rank has; under ZeRO its state, or that and the gradients, are sharded."""
+    parameters = [p for module in modules for p in module.parameters()]
+    if data is None or not data.kind.startswith("zero"):
+        return AdamW(parameters, LEARNING_RATE)
+    kind = Zero1Optimizer if data.kind == "zero1" else Zero2Optimizer
+    return kind(parameters, AdamW, meshes["dp"].get_group(), BUCKET_MB, lr=LEARNING_RATE)
+
+
+def ends_of(modules: Sequence[nn.Module], recipe: Recipe) -> list[Callable[[], Any]]:
+    """The end of backward: sums over tensor-parallel ranks, then means over data-parallel ones."""
+    ends: list[Callable[[], Any]] = []
+    if recipe.tensor is not None and not (recipe.data and recipe.data.shards_parameters):  # which sum their own
+        ends.append(partial(sum_gradients, [p for module in modules for p in module.parameters()]))
+    return ends + [module.sync_gradients for module in modules if isinstance(module, NaiveDDP | BucketedDDP)]
+
+
+def schedule_of(modules: Sequence[nn.Module], recipe: Recipe, meshes: Meshes) -> Schedule:
+    """The turns of this rank's stages."""
+    actions, pp = recipe.actions, meshes["pp"]
+    stages, where = count_stages(actions), next(modules[0].parameters()).device
+    places = zip(modules, stages_of(actions[pp.get_local_rank()]), strict=True)
+    mine = [PipelineStage(module, stage, stages, where, group=pp.get_group()) for module, stage in places]
+    return Schedule(actions, mine, recipe.micro_batches, loss_of_parts if recipe.tensor else cross_entropy)
+
+
+def loss_of_parts(logits: Tensor, targets: Tensor) -> Tensor:
+    """The loss of the last stage's logits, a DTensor [b, s, V] of which each rank has a part."""
+    with loss_parallel():
+        return local_part(cross_entropy(logits, targets))

@@ -1,0 +1,168 @@
+"""The bytes of a rank of a recipe, composed in the order in which `build` divides the model: stages, parts, shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from minifsdp.cost import activations, data_parallel, pipeline, tensor_parallel
+from minifsdp.cost.activations import Cut, Sizes
+from minifsdp.cost.data_parallel import Bytes, Setting
+from minifsdp.cost.fsdp2 import Buffers, fsdp2
+from minifsdp.cost.model import CUTS, Model, part, stages
+from minifsdp.cost.pipeline import Stage
+
+if TYPE_CHECKING:
+    from minifsdp.recipe import DataParallel, Recipe
+
+CAP = 2**19  # bytes of a bucket: half a MiB, as build.py has it
+
+
+@dataclass(frozen=True)
+class StepBytes(Bytes):
+    """As `Bytes`, and what forward leaves for backward.
+
+    Attributes:
+        activations: bytes from the end of forward, with the loss, without the batch; of a pipeline, the most that are
+            held before an action.
+    """
+
+    activations: int
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A rank's stages of a model, and its parts of them.
+
+    Attributes:
+        every: all stages.
+        parts: of each of this rank's stages its part.
+        cut: of layers by tensor parallelism; None: they are whole.
+        sizes: what a micro-batch's activations depend on.
+        over: the setting along an axis: its ranks, and this rank's place. "shard": the ranks of "dp" that have
+            different shards.
+    """
+
+    every: Sequence[Model]
+    parts: Sequence[Model]
+    cut: Cut | None
+    sizes: Sizes
+    over: Mapping[str, Setting]
+
+
+def divide(model: Model, recipe: Recipe, rank: int, setting: Setting) -> Divided:
+    """Stages, and parts of them; arguments as for `cost`."""
+    mesh, tensor = recipe.mesh, recipe.tensor
+    every = stages(model, 1 + max(stage for did in recipe.actions for stage, _, _ in did))
+    mine = [every[number] for number in sorted({stage for stage, _, _ in recipe.actions[mesh.place(rank, "pp")]})]
+    cut = None if tensor is None else Cut(mesh.tp, tensor.sequence, tensor.regather)
+    parts = mine if cut is None else [part(stage, mesh.tp, mesh.place(rank, "tp")) for stage in mine]
+    over = {axis: replace(setting, ranks=mesh.size(axis), rank=mesh.place(rank, axis)) for axis in ("dp", "tp")}
+    shards = mesh.dp // mesh.replicate
+    over["shard"] = replace(setting, ranks=shards, rank=mesh.place(rank, "dp") % shards)
+    rows = setting.batch // mesh.dp // recipe.micro_batches
+    return Divided(every, parts, cut, _sizes(model, parts[-1], rows, setting), over)
+
+
+def cost(model: Model, recipe: Recipe, rank: int, setting: Setting) -> StepBytes:
+    """The bytes of a rank.
+
+    Args:
+        model: whole.
+        recipe: how it is trained.
+        rank: as in the default process group.
+        setting: its `ranks` and `rank` are taken from the recipe.
+    """
+    mine = divide(model, recipe, rank, setting)
+    held = _shards(mine, recipe)
+    if recipe.tensor is not None and recipe.tensor.sequence:
+        held = _with_sequence(held, mine, recipe)
+    return StepBytes(**asdict(held), activations=_activations(mine, recipe, recipe.mesh.place(rank, "pp")))
+
+
+def _sizes(model: Model, last: Model, rows: int, setting: Setting) -> Sizes:
+    """Of a micro-batch; `last` has this rank's part of the head, if the rank has one."""
+    (vocabulary, width), (context, _) = model.root["embed.weight"], model.root["position.weight"]
+    vocabulary, _ = last.root.get("head.weight", (vocabulary, width))
+    return Sizes(rows, context, width, model.heads, vocabulary, setting.itemsize, setting.runs_behind)
+
+
+def _shards(mine: Divided, recipe: Recipe) -> Bytes:
+    """Parameters, gradients and optimizer state of this rank's parts, over the data-parallel ranks."""
+    data, parts, setting, over = recipe.data, mine.parts, mine.over["dp"], mine.over["shard"]
+    numels = [numel for part in parts for numel in part.parameters]
+    accumulates = recipe.micro_batches > 1
+    if data is None or data.kind == "ddp":
+        copies = data is not None and data.when == "buckets"
+        return data_parallel.ddp(numels, setting, max(data_parallel.buckets(numels, CAP)) if copies else 0)
+    if data.kind == "zero1":
+        return data_parallel.zero1(*bucketed(parts, recipe, setting))
+    if data.kind == "zero2":
+        return data_parallel.zero2(*bucketed(parts, recipe, setting), accumulates)
+    if data.kind == "fsdp":
+        units = [unit for part in parts for unit in part.units]
+        schedule = {"reshard_after_forward": data.reshard, "accumulates": accumulates, **_schedule(data)}
+        return data_parallel.fsdp(units, over, **schedule)
+    if recipe.pipeline is not None:
+        return pipeline.fsdp2([unit for part in parts for unit in part.shapes], over)
+    return _fsdp2(parts[0], data, over)
+
+
+def bucketed(parts: Sequence[Model], recipe: Recipe, setting: Setting) -> tuple[list[int], int, Setting, list[int]]:
+    """Arguments of data_parallel.padded_buckets: parameters that tensor parallelism cuts have buckets apart."""
+    named = [each for part in parts for each in part.named]
+    is_cut = {name: name in CUTS and recipe.tensor is not None for name, _ in named}
+    first = is_cut[named[0][0]]
+    alike, apart = ([prod(shape) for name, shape in named if (is_cut[name] == first) == same] for same in (True, False))
+    return alike, CAP, setting, apart
+
+
+def _schedule(data: DataParallel) -> dict[str, Any]:
+    """As data_parallel.fsdp takes it."""
+    ahead = {"forward_depth": data.depth, "backward": "pre", "backward_depth": data.depth}
+    by_name: dict[str, dict[str, Any]] = {
+        "sync": {},
+        "overlap": {"reductions": 1},
+        "prefetch": {"reductions": None, **ahead},
+        "limit": {"reductions": 1, "limit": data.limit, **ahead},
+    }
+    return by_name[data.when]
+
+
+def _fsdp2(part: Model, data: DataParallel, setting: Setting, inside: int = 0) -> Bytes:
+    limited = data.when == "limit"
+    holds = data.hold and setting.runs_behind
+    ahead = data.limit - 1 if limited else 1
+    return fsdp2(part.shapes, part.head, setting, ahead, limited, holds, inside)
+
+
+def _with_sequence(held: Bytes, mine: Divided, recipe: Recipe) -> Bytes:
+    """Gradients beside what sequence parallelism sums and receives."""
+    tp, data, parts = mine.over["tp"], recipe.data, mine.parts
+    stream = pipeline.stream(mine.sizes)
+    arriving = tensor_parallel.received(stream, tp)
+    if data is not None and data.kind == "fsdp2":
+        if recipe.pipeline is not None:
+            return held
+        (part,) = parts
+        held = _fsdp2(part, data, mine.over["shard"], tensor_parallel.inside_block(part, stream, tp))
+        last = Buffers.of(part.shapes[-1], mine.over["shard"]).whole
+        begins = tensor_parallel.before_blocks(part, tp) + arriving + last
+        return replace(held, gradients_peak=max(held.gradients_peak, begins))
+    all_there = recipe.micro_batches > 1 or (data is not None and data.kind == "ddp" and data.when == "overlap")
+    after = 0 if all_there else tensor_parallel.after_last_reduction(parts[0], tp)
+    summands = tp.itemsize * sum(sum(tensor_parallel.summed(part)) for part in parts)
+    if tensor_parallel.sums_one_by_one(recipe):
+        summands = 0
+    peak = max(held.gradients_peak, held.gradients + summands, held.gradients - after + arriving)
+    return replace(held, gradients_peak=peak)
+
+
+def _activations(mine: Divided, recipe: Recipe, place: int) -> int:
+    """Of a whole model between forward and backward, or of a pipeline's stages the most before an action."""
+    if recipe.pipeline is None:
+        return activations.kept(len(mine.every[0].blocks), mine.sizes, mine.cut)
+    stages = [Stage(len(stage.blocks), stage.is_first, stage.is_last) for stage in mine.every]
+    return pipeline.held(recipe.actions, place, stages, mine.sizes, mine.cut)
