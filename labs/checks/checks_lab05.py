@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from minifsdp import comm, device
-from minifsdp.course.ladder.closed_form import SGD, Setting, fsdp
+from minifsdp.cost.data_parallel import SGD, Setting, fsdp
 from minifsdp.course.launch import rank_device
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks

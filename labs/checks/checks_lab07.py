@@ -13,7 +13,7 @@ from placing import Homes
 from torch import Tensor, nn
 
 from minifsdp import FullyShardedDataParallel, comm
-from minifsdp.course.ladder.closed_form import SGD, fsdp
+from minifsdp.cost.data_parallel import SGD, fsdp
 from minifsdp.course.ladder.rungs import closed_form_setting
 from minifsdp.course.launch import rank_device
 from minifsdp.course.watch.ledger import Ledger
