@@ -10,10 +10,8 @@ import pytest
 from jinja2 import Environment
 from jinja2.nodes import Const
 from matplotlib.figure import Figure
-from minifsdp.course.ladder.pipeline_rungs import PIPELINE_RUNGS
-from minifsdp.course.ladder.tensor_rungs import TENSOR_RUNGS
 
-from minifsdp.course.ladder.rungs import RUNGS
+from minifsdp.course.ladder.rungs import PIPELINE_RUNGS, RUNGS, TENSOR_RUNGS
 
 SLIDES = Path(__file__).parents[2] / "slides"
 sys.path.insert(0, str(SLIDES))
