@@ -134,6 +134,10 @@ class Recipe:
         data = self.data
         if self.mesh.replicate > 1 and not (data and data.shards_parameters):
             raise ValueError(f"replicate={self.mesh.replicate}: only fsdp and fsdp2 have shards to replicate")
+        if 1 < self.mesh.replicate == self.mesh.dp:
+            raise ValueError(
+                f"replicate={self.mesh.dp} of dp={self.mesh.dp} ranks: nothing is sharded; choose data=ddp"
+            )
         if self.tensor is not None and data is not None:
             if data.kind == "fsdp":
                 raise ValueError("data=fsdp with tensor parallelism: parts cannot be flattened; choose data=fsdp2")

@@ -17,6 +17,9 @@ def fault(model: Model, recipe: Recipe) -> str:
         return f"{context} tokens cannot be shared by {tp} ranks: choose a multiple for --context"
     if recipe.tensor is not None and model.heads % tp:
         return f"{model.heads} heads cannot be shared by {tp} ranks: choose --heads or --ranks so that they can"
+    vocabulary, _ = model.root["embed.weight"]
+    if recipe.tensor is not None and vocabulary <= -(-vocabulary // tp) * (tp - 1):
+        return f"{vocabulary} tokens of the vocabulary leave one of {tp} ranks without any: choose fewer ranks"
     if recipe.data is not None and recipe.data.precision != "fp32":
         return f"there is no arithmetic of precision={recipe.data.precision} yet: leave it out"
     if recipe.pipeline is not None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minifsdp.cost.faults import fault
 from minifsdp.cost.model import gpt
 from minifsdp.course.ladder.outline import outline
 from minifsdp.course.ladder.rungs import sizes_of
@@ -66,6 +67,7 @@ def test_words_that_are_usual_may_be_left_out() -> None:
         ("dp=2,data=fsdp3", "data=fsdp3: choose from ddp"),
         ("dp=2,zero=1,schedule=limit", "schedule=limit: choose from buckets"),
         ("dp=6,replicate=4", "replicate=4 of dp=6 ranks: choose a divisor of 6"),
+        ("dp=2,replicate=2", "replicate=2 of dp=2 ranks: nothing is sharded; choose data=ddp"),
         ("dp=4,replicate=2,zero=1", "replicate=2: only fsdp and fsdp2 have shards"),
         ("dp=2,zero=1,precision=bf16", "precision=bf16 with data=zero1: choose fsdp or fsdp2"),
         ("tp=2,regather", "regather without sequence"),
@@ -113,6 +115,12 @@ def test_the_shapes_of_a_gpt_are_the_models(tied: bool) -> None:
     ours = gpt(**sizes, tied=tied)
     assert (ours.root, list(ours.blocks), ours.heads) == (sizes_of(model).root, list(sizes_of(model).blocks), 4)
     assert ours.parameters == [p.numel() for p in model.parameters()]
+
+
+def test_a_vocabulary_that_leaves_a_rank_without_rows() -> None:
+    small = gpt(vocabulary=5, width=16, layers=1, heads=4, context=8)
+    assert "leave one of 4 ranks without any" in fault(small, Recipe.parse("tp=4"))
+    assert fault(small, Recipe.parse("tp=2")) == ""
 
 
 @pytest.mark.parametrize("old", MOVED)
