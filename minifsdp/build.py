@@ -66,7 +66,7 @@ def build(model: GPT, recipe: Recipe) -> Trainer:
     ends = ends_of(modules, recipe)
     if recipe.pipeline is None:
         return Trainer(modules[0], optimizer, ends)
-    return Trainer(nn.ModuleList(modules), optimizer, ends, InTurns(schedule_of(modules, recipe, meshes), *ends))
+    return Trainer(nn.ModuleList(modules), optimizer, passes=InTurns(schedule_of(modules, recipe, meshes), *ends))
 
 
 def _meshes_of(recipe: Recipe, device_type: str) -> Meshes:
@@ -177,6 +177,6 @@ def schedule_of(modules: Sequence[nn.Module], recipe: Recipe, meshes: Meshes) ->
 
 
 def loss_of_parts(logits: Tensor, targets: Tensor) -> Tensor:
-    """The loss of the last stage's logits, a DTensor [b, s, V] of which each rank has a part."""
+    """The loss of the last stage's logits, a sharded DTensor [b, s, V]."""
     with loss_parallel():
         return local_part(cross_entropy(logits, targets))

@@ -28,6 +28,8 @@ SCHEDULES = {
 
 ORDERS = ("1f1b", "gpipe", "naive", "interleaved", "zb-h1")
 PRECISIONS = ("fp32", "bf16")
+MICROS = 2
+"""Micro-batches for each rank of a pipeline, unless a recipe says otherwise."""
 ZERO = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "fsdp2"}
 """ZeRO's stages."""
 
@@ -99,7 +101,7 @@ class PipelineParallel:
     Attributes:
         order: of `ORDERS`.
         stages: of each rank.
-        micro: micro-batches into which a replica's rows are cut; 0: two for each rank.
+        micro: micro-batches into which a replica's rows are cut; 0: `MICROS` for each rank.
     """
 
     order: str = "1f1b"
@@ -155,7 +157,7 @@ class Recipe:
         """Parts into which a replica's rows are cut."""
         if self.pipeline is None or self.pipeline.order == "naive":
             return 1
-        return self.pipeline.micro or 2 * self.mesh.pp
+        return self.pipeline.micro or MICROS * self.mesh.pp
 
     @property
     def actions(self) -> Plan:

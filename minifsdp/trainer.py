@@ -26,7 +26,7 @@ class Trainer:
         model: what this rank has of it. Without `passes` it takes tokens and targets, and returns the loss.
         optimizer: of its parameters.
         ends: called when backward is over, as a part of it.
-        passes: forward and backward where they are not one after the other; they leave gradients.
+        passes: forward and backward, with their own ends, where they are not one after the other; they leave gradients.
     """
 
     model: nn.Module

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from math import prod
 
-Shape = tuple[int, ...]
+from minifsdp.cost.fsdp2 import Shape
+from minifsdp.cost.pipeline import stages_of
+
 Unit = Mapping[str, Shape]
 """Parameters by name, in their order."""
 
@@ -81,10 +83,8 @@ def _linear(shape: Shape) -> dict[str, Shape]:
 
 def stages(model: Model, count: int) -> list[Model]:
     """Consecutive blocks, in some stages one more than in later ones, and the ends where they belong."""
-    share, more = divmod(len(model.blocks), count)
     found, used = [], 0
-    for number in range(count):
-        first, last, blocks = number == 0, number == count - 1, share + (number < more)
+    for blocks, first, last in map(astuple, stages_of(len(model.blocks), count)):
         root = {n: s for n, s in model.root.items() if (first if n.startswith(BEFORE_BLOCKS) else last)}
         found.append(replace(model, root=root, blocks=model.blocks[used : used + blocks], is_first=first, is_last=last))
         used += blocks

@@ -24,9 +24,6 @@ from minifsdp.cost.data_parallel import Bytes, Setting
 from minifsdp.cost.fsdp2 import Buffers, Shape
 from minifsdp.cost.fsdp2 import fsdp2 as fsdp2_bytes
 
-MICROS = 2
-"""Micro-batches for each rank of the ladder's pipelines."""
-
 Did = tuple[int, str, int]
 """Stage, kind and micro-batch of an action."""
 

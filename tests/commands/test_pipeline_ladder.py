@@ -16,9 +16,9 @@ from other_ladders import (
     record_in,
 )
 
-from minifsdp.cost import pipeline as form
 from minifsdp.course.ladder import run as ladder
 from minifsdp.course.ladder.measure import Settings
+from minifsdp.recipe import MICROS
 
 ALL = ["alone", "naive", "gpipe", "1f1b", "interleaved", "zb-h1", "1f1b-ddp", "1f1b-fsdp2"]
 WIDTH, CONTEXT, BATCH = 24, 12, 16
@@ -57,7 +57,7 @@ def test_bytes_are_as_predicted_on_every_rank(record: dict[str, Any]) -> None:
 def test_what_each_rung_frees(record: dict[str, Any]) -> None:
     held = {rung["name"]: rung["bytes"][0] for rung in record["rungs"]}
     assert held["naive"]["parameters"] < held["alone"]["parameters"]
-    ids = 8 * CONTEXT * (form.MICROS * record["ranks"] - 1)  # positions, of each micro-batch
+    ids = 8 * CONTEXT * (MICROS * record["ranks"] - 1)  # positions, of each micro-batch
     assert held["gpipe"]["activations"] == held["naive"]["activations"] + ids, "micro-batches alone free nothing"
     assert held["1f1b"]["activations"] < held["interleaved"]["activations"] < held["gpipe"]["activations"]
     if "1f1b-fsdp2" in held:
@@ -68,7 +68,7 @@ def test_what_each_rung_frees(record: dict[str, Any]) -> None:
 def test_messages_of_rank_0(record: dict[str, Any]) -> None:
     """Activations up; with two stages on a rank, the last rank's second stage sends its gradients here, too."""
     ranks = record["ranks"]
-    micros = form.MICROS * ranks
+    micros = MICROS * ranks
     calls = {rung["name"]: {op: each["calls"] for op, each in rung["collectives"].items()} for rung in record["rungs"]}
     assert calls["alone"] == {}
     assert calls["naive"] == {"send": 1, "recv": 1, "broadcast": 1}

@@ -326,7 +326,7 @@ def _neutral() -> dict[str, str]:
 
 
 def _above_the_standard(fd: int) -> int:
-    """Move a file descriptor above those of the standard streams, any of which may be closed; return its number."""
+    """Move a file descriptor above the standard streams, which may be closed; return its number."""
     if fd >= STDIO:
         return fd
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, STDIO)
