@@ -1,13 +1,15 @@
-"""How long one waits for a verdict and for the ladder, against another checkout: `python benchmarks/waiting.py BASE`.
+"""How long one waits for a verdict, the ladder and the tests, compared with another checkout.
 
-Each command runs in both checkouts by turns, in the same environment; the ratio is that of the medians. A session is a
-program that checks one answer several times, as a notebook does. Exit code 1 if a ratio is above its limit.
+`python benchmarks/waiting.py BASE` runs each command in both checkouts by turns; the ratio is that of the medians. A
+session is a program that checks one answer several times, as a notebook does. What the Makefile has starts in a fresh
+clone; the two longest run only if `--only` names them. Exit code 1 if a ratio is above its limit.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -89,6 +91,23 @@ def started(checkout: Path, folder: Path, *words: str) -> str:
     return done.stdout
 
 
+def in_clone(command: str, first: str = "true") -> Callable[[Path, Path], Seconds]:
+    """The whole time of a command in a fresh clone of a checkout's commit, after another command that is not timed."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(checkout: Path, folder: Path) -> Seconds:
+        clone = folder / f"clone-{time.perf_counter()}"
+        subprocess.run(["git", "clone", "--quiet", checkout, clone], check=True)
+        for words in (first, command):
+            begin = time.perf_counter()
+            subprocess.run(words.split(), cwd=clone, env=environ, check=True, stdout=subprocess.DEVNULL)
+            seconds = time.perf_counter() - begin
+        shutil.rmtree(clone)
+        return {command: [seconds]}
+
+    return run
+
+
 CASES = {
     **{
         name + where: Case(session(exercise, reading), {"the first verdict": 0.7, "each further verdict": 0.2})
@@ -96,7 +115,11 @@ CASES = {
         for where, reading in {"": 0.0, ", in a notebook": READING}.items()
     },
     "ladder": Case(ladder, {"minifsdp ladder": 0.5}),
+    "make ladder": Case(in_clone("make ladder"), {"make ladder": 0.6}),
+    "make test": Case(in_clone("make test", first="make install"), {"make test": 0.25}),
+    ".ci/run": Case(in_clone("bash .ci/run"), {"bash .ci/run": 0.5}),
 }
+LONG = ("make test", ".ci/run")  # 20 minutes or more before there was one server for all
 
 
 def measure(case: Case, base: Path, runs: int) -> list[dict[str, Any]]:
@@ -119,7 +142,8 @@ def main() -> int:
     """The exit code: 1 for a limit that is exceeded, 2 for a run that cannot be."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("base", type=Path, help="another checkout, to compare with")
-    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), help="default: all")
+    usual = [name for name in CASES if name not in LONG]
+    parser.add_argument("--only", nargs="+", choices=CASES, default=usual, help="default: all but the two longest")
     parser.add_argument("--runs", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=cpu_records_folder() / "waiting.json", help="the record")
     given = parser.parse_args()
