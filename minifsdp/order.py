@@ -113,6 +113,14 @@ def next_on(group: Group) -> int:
     return next(_made.setdefault(group, count(1)))
 
 
+def label_of_unit(name: str, group: Group | None) -> Label:
+    """The subject of a unit's collectives, which from now on are compared if torch's debug level is DETAIL."""
+    check_labelled_calls()
+    if group is None or not process_groups.wants_order_checked():
+        return Label(name)
+    return Label(name, f"unit {next_on(group)} of the group")
+
+
 def announce(op: str, what: str, tensor: Tensor, group: Group, whose: str = "") -> None:
     """Exchange with the other ranks of `group` the collective and tensor that each is about to issue.
 

@@ -234,7 +234,7 @@ class Engine:
             if unit.state is not SHARDED and unit.freed_after_backward:
                 self.schedule.free(unit)
             call_post_hooks(unit.view.take_delivered())
-            unit.show_gradients(unit_pass.owes or unit.partial is not None)
+            unit.show_gradients(unit_pass.owes)
 
     def abandon_backward(self) -> None:
         """The last backward raised. End it, and drop the gradients: they are of some leaves only."""
@@ -243,6 +243,23 @@ class Engine:
             self._end_backward()
         for shard in (p for unit in self.passes for p in unit.shards):
             shard.grad = None
+
+    def reduce_now(self) -> None:
+        """Reduce what earlier backwards have left unsharded, where that is to be reduced, all at once; on all ranks."""
+        for unit, unit_pass in self.passes.items():
+            unit.take_accumulated()
+            unit_pass.owes = bool(unit_pass.trained)  # another rank may have gradients that this one lacks
+        self._end_backward()
+
+    def drop(self) -> None:
+        """Forget what earlier backwards have left unsharded, even one that has raised; without communication."""
+        if self.backward_runs:
+            with self.no_sync():
+                self._end_backward()
+        for unit in self.passes:
+            unit.take_accumulated()
+            unit.drop_gradient()
+            self.schedule.free(unit)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Gradients stay unsharded in their units; the first backward outside reduces them."""

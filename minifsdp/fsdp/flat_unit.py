@@ -17,21 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
-from minifsdp.comm import Done, Handle, Label
+from minifsdp.comm import Done, Group, Handle
 from minifsdp.contents import Contents
 from minifsdp.flat_param import FlatParameter
-from minifsdp.fsdp.gradient import Gradient, is_of_nobody
-from minifsdp.fsdp.offload import HostCopies
+from minifsdp.fsdp.delivery import Delivery
+from minifsdp.fsdp.gradient import Gradient
 from minifsdp.fsdp.plan import Plan
-from minifsdp.fsdp.reduction import Reduction, in_dtype
+from minifsdp.fsdp.reduction import Reduction
 from minifsdp.fsdp.steps import steps_taken
 from minifsdp.fsdp.unit import UNSHARDED, Unit
 from minifsdp.fsdp.unsharded import Unsharded
 from minifsdp.fsdp.view import FlatView
 from minifsdp.fsdp.written import check_memory
-from minifsdp.order import check_labelled_calls, next_on
 from minifsdp.private import identity, version_of
-from minifsdp.process_groups import wants_order_checked
 
 
 class FlatUnit(Unit):
@@ -66,24 +64,25 @@ class FlatUnit(Unit):
         view: Callable[[FlatParameter], FlatView] = FlatView,
         reduction: Reduction | None = None,
     ) -> None:
-        super().__init__(name, reshard_after_forward and plan.inside is not None)
+        super().__init__(name, reshard_after_forward and plan.inside is not None, plan.group)
         if plan.offload:
             flat.shard = nn.Parameter(device.copy_to_host(flat.shard.data), flat.shard.requires_grad)
             device.synchronize(flat.full.device)  # the host may read the shard as soon as the unit is made
-        check_labelled_calls()
-        self.flat, self.plan, self.group, self.device = flat, plan, plan.group, flat.full.device
-        self.reduction = reduction or Reduction()
+        self.flat, self.plan, self.device = flat, plan, flat.full.device
+        self.delivery = Delivery(plan, reduction or Reduction(), self.device)
         self.unsharded = Unsharded(flat, plan, self.device)
         self.gradient = Gradient(flat.layout, self.device)
         self.exact = False  # compute in the shard's own dtype
         self._gathered: list[int] = []  # the shards' versions, if the unit stays whole
-        self._across: Handle | None = None  # the all-reduce of the replicas' means
-        self.copies = HostCopies(self.device)
-        self.label = Label(name, f"unit {next_on(self.group)} of the group" if wants_order_checked() else "")
         self.view: FlatView = view(flat)
         self.view.stays = self.unsharded.is_shard
         self.contents = Contents(flat.names, flat.layout, flat.shard, self.view, self.group, self.device)
         self._set_leaves([nn.Parameter(each, flat.shard.requires_grad) for each in self.unsharded.views])
+
+    @property
+    def group(self) -> Group:
+        """The ranks that the unit's first collectives are among."""
+        return self.plan.group
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -129,7 +128,7 @@ class FlatUnit(Unit):
         if inside is None or self.plan.offload or part.dtype != full.dtype:
             part = self.flat.mine(full).copy_(part, non_blocking=True)
         if self.plan.offload:
-            self.copies.note_sent()
+            self.delivery.copies.note_sent()
         if inside is None:  # the copy is waited for as a collective would be
             return device.current_stream(self.device).record_event()
         return comm.all_gather(full, part, inside, self.label)
@@ -138,7 +137,7 @@ class FlatUnit(Unit):
         self.unsharded.free()
 
     def release_shards(self) -> None:
-        self.copies.wait_sent()
+        self.delivery.copies.wait_sent()
 
     @contextmanager
     def whole(self) -> Iterator[Tensor]:
@@ -205,36 +204,27 @@ class FlatUnit(Unit):
             self.gradient.begin(self.collected_in)
         self.gradient.add(index, gradient)
 
+    def drop_gradient(self) -> None:
+        self.gradient.drop()
+
     def _reduce(self) -> Handle:
-        self._is_absent = not self.has_gradient
-        self._reduced, self._views = self.gradient.complete(self.gradient_dtype)
-        self._mean, handle = self.reduction.start(self._reduced, self.plan, self.label)
+        self._reduced = self.gradient.complete(self.gradient_dtype)
+        self._mean, handle = self.delivery.start(self._reduced, self.label)
         return handle
 
     def _accumulate(self) -> None:
-        if self._mean is not self._reduced:
-            self.gradient.give_back(self._reduced, self._views)
-        del self._reduced, self._views
-        # The all-reduce overlaps the next units' reduce-scatters. Gradients of earlier backwards are added to after it.
-        self._across = self.reduction.start_across(self._mean, self.plan, self.label)
-        if self._across is None:
-            self._receive()
+        mean = self._mean
+        self.gradient.release(mean is self._reduced)
+        del self._reduced, self._mean
+        self.delivery.take(mean, self.label, [mean] if self.gradient.was_empty else [], self._receive)
 
     def finish_reduce(self) -> None:
-        if self._across is not None:
-            self._across.wait()
-            self._across = None
-            self._receive()
-        self.copies.receive(self.view.add)
+        self.delivery.finish()
 
-    def _receive(self) -> None:
-        """Deliver a mean if there is one; only a rank that has contributed nothing has to look."""
-        mean = self._mean
-        del self._mean
-        if self._is_absent and is_of_nobody(mean):
+    def _receive(self, mean: Tensor, without_gradient: list[bool]) -> None:
+        if any(without_gradient):
             device.free(mean)
         else:
-            self.reduction.finish(mean, self.plan)
             self._deliver(mean)
 
     def _deliver(self, mean: Tensor) -> None:
@@ -242,9 +232,4 @@ class FlatUnit(Unit):
         if self.plan.keep_low:
             for shard in self.shards:
                 shard.grad_dtype = None  # torch: a gradient may have another dtype
-        else:
-            mean = in_dtype(mean, self.flat.shard.dtype)
-        if self.plan.offload:
-            self.copies.send(mean)
-        else:
-            self.view.add(mean)
+        self.delivery.send(mean, None if self.plan.keep_low else self.flat.shard.dtype, self.view.add)

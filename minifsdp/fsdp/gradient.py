@@ -15,6 +15,7 @@ class Gradient:
     Attributes:
         full: the buffer; None while nothing has been collected.
         missing: the parameters, by index, whose gradients have not been collected.
+        was_empty: nothing had been collected when `complete` was last called.
 
     Args:
         layout: layout of the buffer.
@@ -23,6 +24,8 @@ class Gradient:
 
     def __init__(self, layout: Layout, on: torch.device) -> None:
         self.layout, self.device = layout, on
+        self.was_empty = False
+        self._reduced: tuple[Tensor, list[Tensor]] | None = None  # what `complete` has returned, and its views
         self._spare: tuple[Tensor, list[Tensor]] | None = None  # a freed buffer and its views, to be used again
         self._forget()
 
@@ -61,16 +64,12 @@ class Gradient:
             device.free(self.full)
             self._forget()
 
-    # A rank whose data has not reached the unit still takes part in its reduction. It sends -0.0, the sum over
-    # nothing: x + -0.0 is x for every x, 0.0 too, and -0.0 + -0.0 is -0.0. So if nothing but -0.0 comes back, no rank
-    # had a gradient, and `.grad` stays as it was, as in one process (`is_of_nobody`).
+    def complete(self, dtype: torch.dtype) -> Tensor:
+        """The gradient [P] in `dtype`, zero where nothing was collected; if nothing at all, -0.0 (delivery.py).
 
-    def complete(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-        """The whole gradient in `dtype`, zero where nothing was collected; the next `begin` makes another.
-
-        Returns:
-            the buffer [P] and its views, now owned by the caller, to keep or to give back.
+        The next `begin` makes another.
         """
+        self.was_empty = self.full is None
         if self.full is None:
             full = self.begin(dtype).fill_(-0.0)
         else:
@@ -83,15 +82,13 @@ class Gradient:
             low = device.empty(full.numel(), dtype, "gradients", self.device).copy_(full)
             device.free(full)
             full, views = low, self.layout.views(low)
+        self._reduced = full, views
         self._forget()
-        return full, views
+        return full
 
-    def give_back(self, full: Tensor, views: list[Tensor]) -> None:
-        """The reduction has read what `complete` has returned."""
-        device.free(full)
-        self._spare = full, views
-
-
-def is_of_nobody(mean: Tensor) -> bool:
-    """True if no rank had a gradient; on CUDA the host waits for the answer."""
-    return bool((mean.eq(0) & mean.signbit()).all())
+    def release(self, is_mean: bool) -> None:
+        """The reduction has read what `complete` has returned, or has made it the mean: then it is kept."""
+        reduced, self._reduced = self._reduced, None
+        if not is_mean and reduced is not None:
+            device.free(reduced[0])
+            self._spare = reduced

@@ -32,7 +32,7 @@ class HostCopies:
     def __init__(self, on: torch.device, pin: bool = True) -> None:
         self.device, self.pin = on, pin
         self._sent: Any = None
-        self._arriving: list[tuple[Tensor, Any]] = []
+        self._arriving: list[tuple[Tensor, Any, Callable[[Tensor], None]]] = []
 
     def note_sent(self) -> None:
         """A copy of the shard to the device has been queued."""
@@ -44,15 +44,15 @@ class HostCopies:
             self._sent.synchronize()  # after a backward the gradients' arrival says it
             self._sent = None
 
-    def send(self, mean: Tensor) -> None:
-        """Start to copy a gradient to the host; its memory on the device is given away."""
+    def send(self, mean: Tensor, add: Callable[[Tensor], None]) -> None:
+        """Start to copy a gradient to the host, where `add` takes it; its memory on the device is given away."""
         on_host = device.copy_to_host(mean, self.pin)
-        self._arriving.append((on_host, device.current_stream(self.device).record_event()))
+        self._arriving.append((on_host, device.current_stream(self.device).record_event(), add))
         device.free(mean)
 
-    def receive(self, add: Callable[[Tensor], None]) -> None:
-        """Call `add` with each gradient that is on its way, once it is there: the host waits."""
-        for gradient, arrival in self._arriving:
+    def receive(self) -> None:
+        """Add each gradient that is on its way, once it is there: the host waits."""
+        for gradient, arrival, add in self._arriving:
             arrival.synchronize()
             add(gradient)
         self._arriving.clear()

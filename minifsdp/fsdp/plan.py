@@ -50,6 +50,11 @@ class Plan:
         assert group is not None, "a plan needs ranks"
         return group
 
+    @property
+    def is_hybrid(self) -> bool:
+        """True if a mean inside is only a part of the mean: the replicas have the others."""
+        return self.inside is not None and self.across is not None
+
     @cached_property
     def averaged_over(self) -> int:
         """Number of ranks whose gradients a mean is made of."""

@@ -54,8 +54,9 @@ class Reduction:
 
     def start_across(self, result: Tensor, plan: Plan, label: Label | None = None) -> Handle | None:
         """Reduce the result of `start` [P / N] over the replicas, in place; None if there are none."""
-        if plan.inside is None or plan.across is None:
+        if not plan.is_hybrid:
             return None
+        assert plan.across is not None
         op, *_ = self.scaling(result.dtype, plan.averaged_over)
         return comm.all_reduce(result, plan.across, op, label)
 

@@ -20,11 +20,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from minifsdp.comm import Done, Handle, Label
+from minifsdp.comm import Done, Group, Handle
 from minifsdp.fsdp.view import View
 from minifsdp.fsdp.written import written_error
+from minifsdp.order import label_of_unit
 
 
 class State(Enum):
@@ -53,7 +54,6 @@ class Unit(ABC):
         reshard_after_backward: free the leaves after backward. None: yes, unless `reshard_after_forward` and `reduces`
             are False and more micro-batches follow. A unit that stays whole is not gathered again until it is stale.
         lingers: keep the memory and its values when the unit is freed, because a backward may read them without notice.
-        partial: a mean of some ranks, to which those of their replicas will be added.
         is_root: True for the outermost unit, which stays whole from its forward to the end of its backward.
     """
 
@@ -64,15 +64,12 @@ class Unit(ABC):
     unsharded: Any = SimpleNamespace(writes=0)
     device: torch.device
 
-    def __init__(self, name: str, reshard_after_forward: bool = True) -> None:
-        self.name = name
-        self.label = Label(name)
-        self.state = SHARDED
-        self.reshard_after_forward = reshard_after_forward
-        self.reduces = True
-        self.reshard_after_backward: bool | None = None
+    reshard_after_backward: bool | None = None
+
+    def __init__(self, name: str, reshard_after_forward: bool = True, group: Group | None = None) -> None:
+        self.name, self.label, self.state = name, label_of_unit(name, group), SHARDED
+        self.reshard_after_forward, self.reduces = reshard_after_forward, True
         self.is_root = self.lingers = False
-        self.partial: Tensor | None = None
         self._gathering: Handle | Done | None = None
         self._reducing: Handle | None = None
 
@@ -205,6 +202,9 @@ class Unit(ABC):
     def take_accumulated(self) -> None:
         """The end of `show_accumulated`: forget what is not there any longer."""
         self.view.take_accumulated()
+
+    def drop_gradient(self) -> None:  # noqa: B027
+        """Forget the gradients that have been collected and not reduced."""
 
     # Subclass hooks
 

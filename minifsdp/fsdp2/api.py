@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -17,6 +17,7 @@ from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut
+from minifsdp.fsdp2.extensions import extended_of
 from minifsdp.fsdp2.hooks import State, has_state
 from minifsdp.fsdp2.module import FSDPModule
 from minifsdp.fsdp2.policies import NO_POLICY, ON_DEVICE, policies
@@ -96,12 +97,13 @@ def fully_shard(
     if params:
         cuts = [_cut(p, places[0].name, shard_placement_fn, plan.group.size()) for p, places in params.items()]
         name = type(modules[0]).__name__
-        unit = ParamUnit(params, cuts, mesh, plan, device, name, reshard_after_forward is not False, smaller)
+        unsharded = partial(extended_of, mesh=mesh, policy=mp_policy)
+        freed = reshard_after_forward is not False
+        unit = ParamUnit(params, cuts, mesh, plan, device, name, freed, smaller, unsharded)
         for p, places in params.items():
             note_taken(p, places[0].name, unit)
         before_every_step(check_not_stale)
         _units.add(unit)
-        unit.policy = mp_policy
     nesting.keep((place.module for places in params.values() for place in places), nesting.FSDP2)
     State(modules, unit, mp_policy, reshard_after_forward is None, device)
     for each in modules:

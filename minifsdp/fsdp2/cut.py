@@ -106,6 +106,10 @@ class Rows:
         """Each parameter's pieces [N, size] in a buffer in rank order, and the gaps [N, gap]."""
         return list(buffer.view(self.ranks, self.row).split(self.sizes, 1))
 
+    def parts(self, row: Tensor) -> list[Tensor]:
+        """Each parameter's piece [size] of a row [S], and the gap [gap]."""
+        return list(row.split(self.sizes))
+
     def memories(self, buffer: Tensor) -> list[Tensor]:
         """Each parameter's memory [N * size] in a buffer in parameter order, and the gaps [N * gap]."""
         return list(buffer.split([self.ranks * size for size in self.sizes]))

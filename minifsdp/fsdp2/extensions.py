@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,8 @@ from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut, Rows
 from minifsdp.fsdp2.gather import Gather
 from minifsdp.fsdp2.held import Held, Recorded
-from minifsdp.fsdp2.unsharded import Unsharded
-
-if TYPE_CHECKING:
-    from minifsdp.fsdp2.unit import ParamUnit
+from minifsdp.fsdp2.unit import ParamUnit, unsharded_of
+from minifsdp.fsdp2.unsharded import Unsharded, renewed
 
 _ARGUMENTS = "mesh, outer_size, outer_stride, module, mp_policy"
 
@@ -160,14 +158,15 @@ class Extended:
         self.free()
 
     @torch.no_grad()
-    def arrive(self) -> None:
-        """Give the parameters their values."""
+    def arrive(self, leaves: list[nn.Parameter]) -> bool:
+        """Give the parameters their values; returns whether leaves were replaced in the list `leaves`."""
         for memory in self.memories:
             device.allocate(memory)
         self._gather.copy_out()
         for index, extended in enumerate(self.extended):
             if extended:
                 self._rebuild(index)
+        return self._renew(leaves)
 
     def _rebuild(self, index: int) -> None:
         build: Any = self.parts[index].fsdp_post_all_gather  # type: ignore[attr-defined]
@@ -182,8 +181,8 @@ class Extended:
         shape = self.cuts[index].shape
         self._new[index] = dtensors.whole_like(whole.as_strided(shape, _strides(shape), 0), self.inner[index])
 
-    def renew(self, leaves: list[nn.Parameter]) -> bool:
-        """After `arrive`: put the leaves that are there for the first time where their placeholders are, if any."""
+    def _renew(self, leaves: list[nn.Parameter]) -> bool:
+        """Put the leaves that are there for the first time where their placeholders are, if any."""
         for index, whole in self._new.items():
             leaves[index] = self.made[index] = renewed(leaves[index], whole)
         are_new = bool(self._new)
@@ -195,8 +194,14 @@ class Extended:
             device.free(buffer)
 
 
-def unsharded_of(unit: ParamUnit, dtypes: Sequence[torch.dtype]) -> Unsharded | Extended:
-    """The memory of a unit's whole parameters, which have these dtypes in the computation.
+def extended_of(unit: ParamUnit, dtypes: Sequence[torch.dtype], mesh: Any, policy: Any) -> Unsharded | Extended:
+    """The memory of a unit's whole parameters, where some may extend the gather.
+
+    Args:
+        unit: the unit.
+        dtypes: dtype of each parameter in the computation.
+        mesh: the mesh on which the parameters are sharded.
+        policy: the policy passed to `fsdp_pre_all_gather`.
 
     Raises:
         AssertionError: see `extends`.
@@ -204,14 +209,14 @@ def unsharded_of(unit: ParamUnit, dtypes: Sequence[torch.dtype]) -> Unsharded | 
     """
     extended = [extends(p) for p in unit.shards]
     if not any(extended):
-        return Unsharded(unit.cuts, unit.inner, dtypes, unit.group, unit.smaller, unit.device)
+        return unsharded_of(unit, dtypes)
     if unit.smaller is not None:
         raise NotImplementedError(
             f"{unit.title} has parameters with fsdp_pre_all_gather: reshard_after_forward has to be True or False"
         )
-    mesh = unit.mesh if unit.mesh.ndim == 1 else unit.mesh[unit.mesh.mesh_dim_names[-1]]
+    mesh = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[-1]]
     asked = [
-        (mesh, cut.shape, _strides(cut.shape), users[0].module, unit.policy)
+        (mesh, cut.shape, _strides(cut.shape), users[0].module, policy)
         for cut, users in zip(unit.cuts, unit.view.places, strict=True)
     ]
     return Extended(unit.cuts, unit.inner, dtypes, unit.group, unit.device, extended, asked)
@@ -219,10 +224,3 @@ def unsharded_of(unit: ParamUnit, dtypes: Sequence[torch.dtype]) -> Unsharded | 
 
 def _strides(shape: torch.Size) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
-
-
-def renewed(leaf: nn.Parameter, whole: Tensor) -> nn.Parameter:
-    """A leaf with these values, and with `requires_grad` and the hooks of `leaf`."""
-    new = nn.Parameter(whole, leaf.requires_grad)
-    private.pass_on_hooks(leaf, new)
-    return new

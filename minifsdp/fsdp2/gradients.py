@@ -16,6 +16,7 @@ from torch import Tensor
 
 from minifsdp import device, private
 from minifsdp.fsdp2.cut import Cut, Rows
+from minifsdp.fsdp2.held import Held, Recorded
 
 
 class Gradients:
@@ -24,11 +25,16 @@ class Gradients:
     Args:
         cuts: division of all parameters, by index.
         on: device of the gradients.
+
+    Attributes:
+        held: those that are not packed yet, by index.
+        keeper: releases packed buffers, which the reductions' stream reads last.
     """
 
     def __init__(self, cuts: Sequence[Cut], on: torch.device) -> None:
         self.cuts, self.device = cuts, on
         self.held: dict[int, Tensor] = {}
+        self.keeper: Held | Recorded = Held()
         self._rows: dict[Any, Rows] = {}  # by what they depend on
 
     def add(self, index: int, gradient: Tensor, dtype: torch.dtype) -> None:
@@ -49,8 +55,7 @@ class Gradients:
                 "freeze it after a backward with gradient sync"
             )
 
-    # As in gradient.py of fsdp/: a rank sends -0.0 where it has no gradient, in the padding too, which otherwise is
-    # +0.0. So where nothing but -0.0 comes back, no rank had one.
+    # Where a rank has no gradient it sends -0.0 (delivery.py), in the padding too, which otherwise is +0.0.
 
     def pack(self, trained: list[int], ranks: int, dtype: torch.dtype) -> tuple[Tensor, Rows, list[int]]:
         """Everything in one buffer, which the caller now has; nothing is held any longer.
@@ -63,7 +68,7 @@ class Gradients:
         Returns:
             the buffer [N * S'], its layout, and the parameters of which nothing was held.
         """
-        rows = self._rows_of(tuple(trained), ranks, dtype)
+        rows = self.layout_of(trained, ranks, dtype)
         held, self.held = self.held, {}
         absent = [index for index in trained if index not in held]
         packed = device.empty(rows.numel, dtype, "gradients", self.device)
@@ -78,8 +83,9 @@ class Gradients:
                 columns[trained.index(index)].fill_(-0.0)
         return packed, rows, absent
 
-    def _rows_of(self, trained: tuple[int, ...], ranks: int, dtype: torch.dtype) -> Rows:
-        key = trained, ranks, dtype
+    def layout_of(self, trained: Sequence[int], ranks: int, dtype: torch.dtype) -> Rows:
+        """The layout of a buffer in which these parameters have a column."""
+        key = tuple(trained), ranks, dtype
         if key not in self._rows:
             self._rows[key] = Rows([self.cuts[index] for index in trained], ranks, [dtype] * len(trained))
         return self._rows[key]
@@ -91,9 +97,3 @@ class Gradients:
             return torch.zeros(cut.ranks, cut.size, dtype=dtype, device=self.device)
         gradient = gradient if gradient.dtype is dtype else gradient.to(dtype)
         return cut.by_rank(gradient).reshape(cut.ranks, cut.size) if cut.dim else gradient
-
-
-def of_nobody(mean: Tensor, rows: Rows, columns: list[int]) -> list[bool]:
-    """For these columns of a mean [S'] whether no rank had a gradient; on CUDA the host waits for the answer."""
-    parts = mean.split(rows.sizes)
-    return torch.stack([(parts[each].eq(0) & parts[each].signbit()).all() for each in columns]).tolist()

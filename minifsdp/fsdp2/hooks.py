@@ -103,7 +103,7 @@ class State:
         self.gathers, reductions = self.keeper(), self.keeper()
         for state in states:
             if state.unit is not None:
-                state.unit.gathers, state.unit.reductions = self.gathers, reductions
+                state.unit.gathers, state.unit.gradients.keeper = self.gathers, reductions
         self._name(states)
         self._groups = [state for state in states if len(state.modules) > 1]
         self.engine = Engine(units_of(states), self.schedule())
@@ -163,10 +163,7 @@ class State:
     def reduce_accumulated(self) -> None:
         """Reduce what earlier backwards have left unsharded, where that is to be reduced, all at once."""
         if self.engine is not None:
-            for unit, unit_pass in self.engine.passes.items():
-                unit.take_accumulated()
-                unit_pass.owes = bool(unit_pass.trained)  # another rank may have gradients that this one lacks
-            self.engine._end_backward()
+            self.engine.reduce_now()
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The module is called."""

@@ -78,7 +78,7 @@ class FSDPModule:
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Let backward reduce gradients, or keep them unsharded for later ones to add to."""
         for unit in self._units(recurse):
-            unit.reduces = unit.all_reduces = requires_gradient_sync
+            unit.reduces = unit.delivery.all_reduces = requires_gradient_sync
 
     def reduce_accumulated(self) -> None:
         """Reduce what earlier backwards have left unsharded, without another one; on all ranks."""
@@ -87,7 +87,7 @@ class FSDPModule:
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """On a 2-D mesh: let an all-reduce over the replicas follow, or keep the means inside for later ones."""
         for unit in self._units(recurse):
-            unit.all_reduces = requires_all_reduce
+            unit.delivery.all_reduces = requires_all_reduce
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         """Free parameters after forward and gather them again, or keep them whole until backward."""
@@ -111,7 +111,7 @@ class FSDPModule:
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Divide the sum of this module's gradients by `factor` instead of the number of ranks."""
         for unit in self._units(False):
-            unit.reduction.factor = factor
+            unit.delivery.reduction.factor = factor
 
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
         """The former name of `set_gradient_divide_factor`."""
@@ -130,7 +130,7 @@ class FSDPModule:
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
         """Let this module's collectives add up, and divide ourselves."""
         for unit in self._units(False):
-            unit.reduction.sums = enable
+            unit.delivery.reduction.sums = enable
 
     def set_all_reduce_hook(self, hook: Callable[[Tensor], Any], *, stream: Any = None) -> None:
         """Call `hook` with this module's reduced gradients [S'], one tensor per backward, before they are delivered.
@@ -145,7 +145,7 @@ class FSDPModule:
         for unit in self._units(False):
             if stream is not None and unit.plan.across is not None:
                 raise ValueError("stream cannot be set when using native HSDP")
-            unit.reduction.hook, unit.reduction.stream = hook, stream
+            unit.delivery.reduction.hook, unit.delivery.reduction.stream = hook, stream
 
     def set_custom_all_gather(self, comm: Any) -> None:
         """Gather this module's parameters by `comm`: its `allocate` and the object itself, as custom.py has it."""
@@ -155,16 +155,16 @@ class FSDPModule:
     def set_custom_reduce_scatter(self, comm: Any) -> None:
         """Reduce this module's gradients by `comm`: its `allocate` and the object itself, as custom.py has it."""
         for unit in self._units(False):
-            unit.reduction.custom = comm
+            unit.delivery.reduction.custom = comm
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
         """Reduce through a communicator of its own, which need not wait for the gathers'; to be called on all ranks."""
         made: dict[tuple[int, ...], Group] = {}
         for unit in self._units(recurse):
-            own, ranks = unit.reduction.group, tuple(global_ranks(unit.group))
+            own, ranks = unit.delivery.reduction.group, tuple(global_ranks(unit.group))
             if enable and ranks not in made:
                 made[ranks] = own or twin_of(unit.group)
-            unit.reduction.group = made[ranks] if enable else None
+            unit.delivery.reduction.group = made[ranks] if enable else None
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: Any = None) -> NoReturn:
         """Absent, as is the next one: buffers come from torch's allocator alone."""

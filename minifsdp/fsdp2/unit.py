@@ -13,30 +13,33 @@ Buffers and their lifetimes, for S padded elements per rank, S' of which are tra
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from minifsdp.comm import Group, Handle, Label
+from minifsdp.comm import Group, Handle
 from minifsdp.flat_param import ParamPlaces
-from minifsdp.fsdp.offload import HostCopies
+from minifsdp.fsdp.delivery import Delivery
 from minifsdp.fsdp.plan import Plan
-from minifsdp.fsdp.reduction import in_dtype
 from minifsdp.fsdp.steps import steps_taken
 from minifsdp.fsdp.unit import UNSHARDED, Unit
 from minifsdp.fsdp.written import check_memory
 from minifsdp.fsdp2 import dtensors
-from minifsdp.fsdp2.cut import Cut
-from minifsdp.fsdp2.extensions import Extended, renewed, unsharded_of
-from minifsdp.fsdp2.gradients import Gradients, of_nobody
+from minifsdp.fsdp2.cut import Cut, Rows
+from minifsdp.fsdp2.gradients import Gradients
 from minifsdp.fsdp2.held import Held, Recorded
 from minifsdp.fsdp2.reduction import ChosenReduction
+from minifsdp.fsdp2.unsharded import Unsharded, renewed
 from minifsdp.fsdp2.view import InPlaceView
-from minifsdp.order import check_labelled_calls, next_on
 from minifsdp.private import in_backward, version_of
-from minifsdp.process_groups import wants_order_checked
+
+
+def unsharded_of(unit: ParamUnit, dtypes: Sequence[torch.dtype]) -> Unsharded:
+    """The memory of a unit's whole parameters, which have these dtypes in the computation."""
+    return Unsharded(unit.cuts, unit.inner, dtypes, unit.group, unit.smaller, unit.device)
 
 
 class ParamUnit(Unit):
@@ -51,20 +54,19 @@ class ParamUnit(Unit):
         name: the unit's name in plots.
         reshard_after_forward: free the unit after forward.
         smaller: ranks of `plan.inside` among which backward gathers the parts kept after forward; None: all ranks.
+        unsharded: creates the memory of the whole parameters.
 
     Attributes:
-        policy: the policy passed to extensions of the gather (extensions.py).
         all_gather: the user's all-gather (custom.py); None: the all-gather of comm.py.
-        reduction: averages the gradients.
-        all_reduces: means inside are reduced over the replicas; otherwise they are kept, and later ones are added.
+        delivery: the means on their way to the parameters' `.grad`.
         gathers_in_backward: backward reads the parameters' values.
         reduces_unused: give a parameter for which no rank has a gradient zeros instead of None.
-        gathers, reductions: release buffers that another stream reads last.
+        gathers: releases the buffers of gathers, which another stream reads last.
     """
 
     view: InPlaceView
-    policy: Any = None
     all_gather: Any = None
+    reshard_after_backward = True  # also before another micro-batch: an optimizer may be built in between
 
     def __init__(
         self,
@@ -76,27 +78,27 @@ class ParamUnit(Unit):
         name: str = "unit",
         reshard_after_forward: bool = True,
         smaller: Group | None = None,
+        unsharded: Callable[[ParamUnit, Sequence[torch.dtype]], Any] = unsharded_of,
     ) -> None:
-        super().__init__(name, reshard_after_forward)
+        super().__init__(name, reshard_after_forward, plan.group)
         assert plan.inside is not None, "a unit is sharded over ranks"
-        self.plan, self.group, self.device, self.cuts, self.smaller = plan, plan.inside, on, cuts, smaller
-        check_labelled_calls()
-        self.label = Label(name, f"unit {next_on(self.group)} of the group" if wants_order_checked() else "")
+        self.plan, self.device, self.cuts, self.smaller = plan, on, cuts, smaller
         self.inner = [dtensors.spec_of(p) for p in params]  # tensor parallelism's, if it has cut them before
         home = torch.device("cpu") if plan.offload else on
         shards = [dtensors.shard(p, cut, mesh, self.group.rank(), home) for p, cut in zip(params, cuts, strict=True)]
         self.view = InPlaceView(list(params.values()), shards, plan.pin and plan.offload and on.type == "cuda")
-        self.shards, self.leaves, self.mesh = shards, [], mesh
+        self.shards, self.leaves, self._make_unsharded = shards, [], unsharded
         self._train([])
         self.gathers: Held | Recorded = Held()
-        self.reductions: Held | Recorded = Held()
-        self.reduction, self.copies, self.gradients = ChosenReduction(), HostCopies(on, plan.pin), Gradients(cuts, on)
-        self.all_reduces, self.reduces_unused, self.gathers_in_backward = True, False, True
-        self.reshard_after_backward = True  # also before another micro-batch: an optimizer may be built in between
+        self.gradients, self.delivery = Gradients(cuts, on), Delivery(plan, ChosenReduction(), on)
+        self.reduces_unused, self.gathers_in_backward = False, True
         self._gathered: list[int] = []  # the versions that were
-        self._packed: Tensor | None = None
-        self._across: Handle | None = None
-        self._arriving: deque[list[int]] = deque()
+        self._packed: tuple[Tensor, Rows, list[int]] | None = None
+
+    @property
+    def group(self) -> Group:
+        """The ranks that the parameters are sharded over."""
+        return self.plan.group
 
     @property
     def names(self) -> list[str]:
@@ -124,7 +126,7 @@ class ParamUnit(Unit):
     @torch.inference_mode(False)
     def _make_leaves(self, dtypes: list[torch.dtype]) -> None:
         self.view.check_materialized(self.title)
-        self.unsharded = unsharded_of(self, dtypes)
+        self.unsharded = self._make_unsharded(self, dtypes)
         leaves = [nn.Parameter(view, False) for view in self.unsharded.views]
         self.leaves = [renewed(*pair) for pair in zip(self.leaves, leaves, strict=True)] if self.leaves else leaves
 
@@ -149,19 +151,18 @@ class ParamUnit(Unit):
         self._gathered = self._versions
         handle = self.unsharded.start(self.view.parts, self.gathers, self.all_gather, self.label)
         if self.plan.offload:
-            self.copies.note_sent()
+            self.delivery.copies.note_sent()
         return handle
 
     def _arrived(self) -> None:
-        self.unsharded.arrive()
-        if isinstance(self.unsharded, Extended) and self.unsharded.renew(self.leaves):
+        if self.unsharded.arrive(self.leaves):
             self.view.attach(self)
 
     def _release(self) -> None:
         self.unsharded.free()
 
     def release_shards(self) -> None:
-        self.copies.wait_sent()
+        self.delivery.copies.wait_sent()
 
     # Gradients: held, packed, reduced, delivered
 
@@ -173,13 +174,20 @@ class ParamUnit(Unit):
     def has_gradient(self) -> bool:
         return bool(self.gradients.held) or self._packed is not None
 
+    def show_gradients(self, accumulated: bool) -> None:
+        super().show_gradients(accumulated or self.delivery.partial is not None)
+
     def show_accumulated(self) -> None:
         self.view.show_accumulated(self.trained, self._drop)
 
     def _drop(self, index: int) -> None:
         self.gradients.held.pop(index, None)
-        if self.partial is not None and index in self.trained:
-            self._rows.local(self.partial, self.group.rank())[self.trained.index(index)].zero_()
+        if self.delivery.partial is not None and index in self.trained:
+            rows = self.gradients.layout_of(self.trained, self.group.size(), self.delivery.partial.dtype)
+            rows.local(self.delivery.partial, self.group.rank())[self.trained.index(index)].zero_()
+
+    def drop_gradient(self) -> None:
+        self.gradients.held.clear()
 
     def take_gradient(self, index: int) -> None:
         leaf = self.leaves[index]
@@ -192,58 +200,40 @@ class ParamUnit(Unit):
 
     def pack_gradient(self) -> None:
         if self._packed is None:
-            self.reductions.give_back(self.device)
-            ranks, dtype = self.group.size(), self.gradient_dtype
-            self._packed, self._rows, self._absent = self.gradients.pack(self.trained, ranks, dtype)
+            self.gradients.keeper.give_back(self.device)
+            self._packed = self.gradients.pack(self.trained, self.group.size(), self.gradient_dtype)
 
     def _reduce(self) -> Handle:
         self.pack_gradient()
         assert self._packed is not None
-        self._mean, handle = self.reduction.start(self._packed, self.plan, self.label)
+        self._mean, handle = self.delivery.start(self._packed[0], self.label)
         return handle
 
     def _accumulate(self) -> None:
         assert self._packed is not None
-        self.reductions.keep(self._packed)
-        self._packed = None
-        if self.plan.across is None:
-            self._receive()
-            return
-        if self.partial is not None:
-            self._mean.add_(self.partial)
-            self.partial = None
-        if self.all_reduces:
-            self._across = self.reduction.start_across(self._mean, self.plan, self.label)
-        else:
-            self.partial = self._mean
+        (packed, rows, absent), self._packed = self._packed, None
+        self.gradients.keeper.keep(packed)
+        mean, trained = self._mean, self.trained
+        del self._mean
+        unsure = [] if self.reduces_unused else absent
+        parts = rows.parts(mean) if unsure else []
+        deliver = partial(self._deliver, rows, trained, unsure)
+        self.delivery.take(mean, self.label, [parts[trained.index(each)] for each in unsure], deliver)
 
     def finish_reduce(self) -> None:
-        if self._across is not None:
-            self._across.wait()
-            self._across = None
-            self._receive()
-        self.copies.receive(self._deliver)
+        self.delivery.finish()
         self.gathers.clear()
-        self.reductions.clear()
+        self.gradients.keeper.clear()
 
-    def _receive(self) -> None:
-        """Take a mean apart; only a rank that has contributed nothing to a parameter has to look."""
-        mean, delivered = self._mean, self.trained
-        del self._mean
-        if self._absent and not self.reduces_unused:
-            columns = [self.trained.index(index) for index in self._absent]
-            nobody = {i for i, none in zip(self._absent, of_nobody(mean, self._rows, columns), strict=True) if none}
-            delivered = [index for index in delivered if index not in nobody]
-        self.reduction.finish(mean, self.plan)
-        mean = in_dtype(mean, self.shards[self.trained[0]].dtype)
-        self._arriving.append(delivered)
-        if self.plan.offload:
-            self.copies.send(mean)
-        else:
-            self._deliver(mean)
+    def _deliver(
+        self, rows: Rows, trained: list[int], unsure: list[int], mean: Tensor, without_gradient: list[bool]
+    ) -> None:
+        """Give each parameter for which any rank had a gradient its piece of a mean [S'], with its memory."""
+        without = {index for index, each in zip(unsure, without_gradient, strict=True) if each}
+        dtype, rank = self.shards[trained[0]].dtype, self.group.rank()
 
-    def _deliver(self, mean: Tensor) -> None:
-        """Give each parameter its piece of a mean [S'], with its memory."""
-        delivered = set(self._arriving.popleft())
-        pieces = zip(self.trained, self._rows.local(mean, self.group.rank()), strict=True)
-        self.view.add([(index, piece) for index, piece in pieces if index in delivered])
+        def add(mean: Tensor) -> None:
+            pieces = zip(trained, rows.local(mean, rank), strict=True)
+            self.view.add([(index, piece) for index, piece in pieces if index not in without])
+
+        self.delivery.send(mean, dtype, add)

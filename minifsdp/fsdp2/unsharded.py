@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minifsdp import device
 from minifsdp.comm import Group, Label
@@ -14,7 +14,7 @@ from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut, Rows
 from minifsdp.fsdp2.gather import Gather
 from minifsdp.fsdp2.held import Held, Recorded
-from minifsdp.private import version_of
+from minifsdp.private import pass_on_hooks, version_of
 
 
 class Unsharded:
@@ -84,11 +84,23 @@ class Unsharded:
         self._gather.keeper, self._gather.custom = keeper, custom
         return self._gather.start(pieces, label)
 
-    def arrive(self) -> None:
-        """Give the parameters their values; the computation is queued after it, on the same stream."""
+    def arrive(self, leaves: list[nn.Parameter]) -> bool:
+        """Give the parameters their values; the computation is queued after it, on the same stream.
+
+        Returns:
+            whether leaves were replaced in the list `leaves`: never.
+        """
         device.allocate(self.full)
         self._gather.copy_out()
         self._kept = []  # this stream has waited for their last reader
+        return False
 
     def free(self) -> None:
         device.free(self.full)
+
+
+def renewed(leaf: nn.Parameter, whole: Tensor) -> nn.Parameter:
+    """A leaf with these values, and with `requires_grad` and the hooks of `leaf`."""
+    new = nn.Parameter(whole, leaf.requires_grad)
+    pass_on_hooks(leaf, new)
+    return new

@@ -292,13 +292,13 @@ class FullyShardedDataParallel(Wrapped):
                 raise AssertionError(
                     f"Communication hook is not supported for hybrid strategies: {instance.sharding_strategy}"
                 )
-            if instance._unit is not None and isinstance(instance._unit.reduction, HookReduction):
+            if instance._unit is not None and isinstance(instance._unit.delivery.reduction, HookReduction):
                 raise AssertionError("A communication hook is already registered")
         if not callable(hook):
             raise ValueError(f"The communication hook must be callable but got {hook}")
         for unit in (instance._unit for instance in instances):
             if unit is not None:
-                unit.reduction = HookReduction(state, hook)
+                unit.delivery.reduction = HookReduction(state, hook)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """As of any module; original parameters have their original names."""
