@@ -1,13 +1,18 @@
-"""Checks before every optimizer step, also of optimizers that know nothing of minifsdp."""
+"""Every optimizer step, also of optimizers that know nothing of minifsdp: checks before it, and their number."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import count
 from typing import Any
 
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 
 @cache
@@ -23,3 +28,24 @@ def before_every_step(check: Callable[[Optimizer], None]) -> None:
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
     """The parameters of all its groups."""
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+@cache
+def _counter() -> list[int]:
+    """The number of steps, counted from now on."""
+    steps, numbers = [0], count(1)
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        steps[0] = next(numbers)
+
+    register_optimizer_step_post_hook(stepped)
+    return steps
+
+
+def steps_taken() -> int:
+    """The number of optimizer steps on this rank since this was first called, which is the same on all ranks.
+
+    A parameter's version shows that it was written to, but not on every rank: an optimizer does not change a parameter
+    for which this rank has no gradient.
+    """
+    return _counter()[0]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from minifsdp import comm
+from minifsdp.autograd_hooks import BackwardEnd
 from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.buckets import Bucket, GradientBucket, Reduction, StagingBucket
 from minifsdp.ddp.early_steps import check_unwritten, versions_of_hooked
@@ -19,7 +20,6 @@ from minifsdp.ddp.graph import leaves_behind, nodes_of
 from minifsdp.ddp.messages import ready_twice, unfinished
 from minifsdp.ddp.overlapped import LaunchQueue
 from minifsdp.ddp.sparse import SparseBucket
-from minifsdp.ending import Ending
 from minifsdp.local_parts import local_of
 from minifsdp.order import announce, next_on
 from minifsdp.private import accumulates_in, in_backward
@@ -89,7 +89,7 @@ class Reducer:
         self.forwards = 0  # whose backward is to be reduced
         self.unused_bytes = 0  # of parameters that the last backward left out on this rank
         self.expecting = False  # a backward that must be reduced is due, or under way
-        self.ending, self.begun = Ending(), False  # of that backward
+        self.backward_end, self.begun = BackwardEnd(), False  # of that backward
         self.repeats = False  # it is not the first since the forward
         self.joins = False  # ranks that have finished take part in one backward for each forward (join.py)
         self.unannounced = False  # by a hook of the last forward's outputs, a backward may come
@@ -141,15 +141,15 @@ class Reducer:
         """The hook of each output: it gets its gradient, and so may the leaf behind it with this node."""
         if torch.is_grad_enabled():
             self.unannounced = True  # a backward through these gradients need not come by the outputs
-        if not self.ending.is_due:
-            self.ending.arrange(self.end)
+        if not self.backward_end.is_due:
+            self.backward_end.schedule(self.end)
         if not self.begun and leaf is not None and accumulates_in(leaf):
             self.begin()
 
     def begin(self) -> None:
         """A backward that is to be reduced begins."""
-        if not self.ending.is_due:
-            self.ending.arrange(self.end)
+        if not self.backward_end.is_due:
+            self.backward_end.schedule(self.end)
         self.repeats = not self.expecting
         if self.repeats and self.joins:
             raise RuntimeError(
@@ -161,7 +161,7 @@ class Reducer:
 
     def on_gradient(self, param: nn.Parameter, incoming: Tensor | None) -> None:
         """The hook of each parameter: autograd has accumulated `incoming` in its `.grad`, and its hooks have run."""
-        if not self.begun and (self.expecting or self.ending.is_due):
+        if not self.begun and (self.expecting or self.backward_end.is_due):
             self.begin()  # which no output has announced, or in which it had other leaves than this
         if (self.expecting and param in self.ready) or (self.unannounced and not self.expecting):
             raise ready_twice(self.names[param])

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import private
-from minifsdp.ending import Ending
+from minifsdp.autograd_hooks import BackwardEnd, after_backward_to, before_backward_of, left_on, made_here
 from minifsdp.fsdp.schedules.sync import SyncSchedule
-from minifsdp.fsdp.turns import StepTurns, UnitPass
+from minifsdp.fsdp.turns import StepTurns
 from minifsdp.fsdp.unit import SHARDED, Unit, reducing
+from minifsdp.fsdp.unit_pass import BEFORE, OVER, RUNNING, UnitPass
 from minifsdp.fsdp.view import call_post_hooks
-from minifsdp.fsdp.watch import after_backward_to, before_backward_of, left_on, made_here
 from minifsdp.tree import tensors_in
 
 
@@ -42,12 +42,12 @@ class Engine:
 
     def __init__(self, units: Sequence[Unit], schedule: SyncSchedule) -> None:
         self.schedule = schedule
-        self.ending, self.forward_runs, self.backward_runs = Ending(), False, False
+        self.backward_end, self.forward_runs, self.backward_runs = BackwardEnd(), False, False
         self.trains = False  # the outermost forward is to be followed by a backward
         self.is_last_backward = True  # if not, it leaves reductions under way
         self.accumulating: set[Unit] = set()  # the last backward has not reduced them: more micro-batches follow
-        self.turns = StepTurns(self._begin, self._post_backward)
-        self.passes = {unit: UnitPass(unit) for unit in units}
+        self.turns = StepTurns()
+        self.passes = {unit: UnitPass(unit, schedule) for unit in units}
         for unit_pass in self.passes.values():
             self._refresh(unit_pass)
 
@@ -57,7 +57,7 @@ class Engine:
         if unit_pass.unit.trained != unit_pass.trained:
             unit_pass.trained = unit_pass.unit.trained
             self._hook(unit_pass)
-        unit_pass.begin()
+        unit_pass.begin_forward()
 
     def _hook(self, unit_pass: UnitPass) -> None:
         engine, here = weakref.proxy(self), weakref.ref(unit_pass)  # a hook that held them would hold its own leaf
@@ -87,7 +87,7 @@ class Engine:
 
     def before(self, unit: Unit, inputs: Any) -> None:
         unit_pass = self.passes[unit]
-        if unit_pass.in_backward:  # an activation checkpoint inside the unit
+        if unit_pass.phase is RUNNING:  # an activation checkpoint inside the unit
             return
         if self.backward_runs:  # an activation checkpoint around the unit
             self.turns.recompute(unit_pass)
@@ -102,7 +102,7 @@ class Engine:
 
     def after(self, unit: Unit, output: Any, modules: Sequence[nn.Module] = ()) -> None:
         unit_pass = self.passes[unit]
-        if unit_pass.in_backward:
+        if unit_pass.phase is RUNNING:
             return
         outputs = made_here(output, unit_pass.given, unit_pass.nodes)
         if torch.is_grad_enabled():
@@ -153,7 +153,7 @@ class Engine:
 
     def _begin_backward(self) -> None:
         if self.backward_runs:
-            self.ending.check()
+            self.backward_end.check()
             return
         if torch.is_grad_enabled():  # create_graph=True would read parameters that are freed by then
             raise RuntimeError("FSDP does not support gradients of gradients")
@@ -164,73 +164,48 @@ class Engine:
         self.schedule.begin_backward(self.turns.forward.returned())
         for unit in self.passes:
             unit.take_accumulated()
-        self.ending.arrange(self._end_backward)
+        self.backward_end.schedule(self._end_backward)
 
     def _pre_backward(self, unit_pass: UnitPass, call: list[int], gradient: Tensor) -> None:
         self._begin_backward()
         if call and call.pop() == self.turns.number:
             unit_pass.unreached -= 1
-        if not unit_pass.in_backward:
-            self.turns.of(unit_pass).reach(unit_pass)
+        self.turns.reach(unit_pass)
 
     def _pre_backward_of_base(self, unit_pass: UnitPass, call: list[int], gradient: Tensor) -> None:
-        if not unit_pass.ended:  # or it is one of the unit's inputs, of which the unit has returned a view
+        if unit_pass.phase is not OVER:  # or it is one of the unit's inputs, of which the unit has returned a view
             self._pre_backward(unit_pass, call, gradient)
-
-    def _begin(self, unit_pass: UnitPass) -> None:
-        unit_pass.in_backward, unit_pass.unit.lingers = True, False
-        unit_pass.owes = bool(unit_pass.trained)
-        self.schedule.pre_backward(unit_pass.unit)
 
     def _on_gradient(self, here: weakref.ref[UnitPass], index: int, leaf: Tensor) -> None:
         unit_pass = here()
         assert unit_pass is not None, "the hook has outlived its unit"
-        if not unit_pass.in_backward:
+        if unit_pass.phase is not RUNNING:
             self._begin_backward()
-            if not unit_pass.ended:
-                self.turns.of(unit_pass).reach(unit_pass)  # no output has announced it
+            if unit_pass.phase is BEFORE:
+                self.turns.reach(unit_pass)  # no output has announced it
         if private.current_backward() != self.turns.backward:
             self.turns.note_inner(unit_pass)
         unit_pass.unit.take_gradient(index)
         unit_pass.missing.discard(index)
         if not unit_pass.missing:
-            self._end_if_complete(unit_pass)
+            self.turns.complete(unit_pass)
 
     def _on_inputs(self, unit_pass: UnitPass) -> None:
         unit_pass.calls -= 1
-        self._end_if_complete(unit_pass)
-
-    def _end_if_complete(self, unit_pass: UnitPass) -> None:
-        if unit_pass.is_complete:
-            self.turns.of(unit_pass).complete(unit_pass)
-
-    def _post_backward(self, unit_pass: UnitPass) -> None:
-        unit_pass.restart()
-        unit_pass.ended = True
-        unit = unit_pass.unit
-        if unit.reduces and (unit_pass.owes or unit.has_gradient):
-            unit_pass.owes = False
-            self.schedule.post_backward(unit)
-        elif unit.freed_after_backward or not unit_pass.trained:
-            self.schedule.free(unit)
+        self.turns.complete(unit_pass)
 
     def _end_backward(self) -> None:
         """Ends what is left, in one order on all ranks: units without a turn last, by their order in the model."""
         self.turns.end_backward()
         self.backward_runs = False
-        for unit, unit_pass in self.passes.items():
-            owes = unit.reduces and (unit_pass.owes or unit.has_gradient)  # since one inside no_sync
-            is_late = len(unit_pass.missing) < len(unit_pass.trained)  # a leaf had its gradient after the unit's turn
-            if unit_pass.in_backward or is_late or (owes and not unit_pass.ended):
-                self._post_backward(unit_pass)
+        for unit_pass in self.passes.values():
+            if unit_pass.is_left:
+                unit_pass.end_backward()
         if self.is_last_backward:
             self.schedule.end_backward()
         self.accumulating = {unit for unit in self.passes if not unit.reduces}
         for unit, unit_pass in self.passes.items():
-            unit_pass.restart()
-            unit_pass.ended = False
-            while unit_pass.passed:
-                unit_pass.passed.pop().remove()
+            unit_pass.leave_backward()
             if unit.state is not SHARDED and unit.freed_after_backward:
                 self.schedule.free(unit)
             call_post_hooks(unit.view.take_delivered())

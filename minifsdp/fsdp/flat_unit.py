@@ -24,11 +24,11 @@ from minifsdp.fsdp.delivery import Delivery
 from minifsdp.fsdp.gradient import Gradient
 from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp.reduction import Reduction
-from minifsdp.fsdp.steps import steps_taken
 from minifsdp.fsdp.unit import UNSHARDED, Unit
 from minifsdp.fsdp.unsharded import Unsharded
 from minifsdp.fsdp.view import FlatView
 from minifsdp.fsdp.written import check_memory
+from minifsdp.optimizer_steps import steps_taken
 from minifsdp.private import identity, version_of
 
 

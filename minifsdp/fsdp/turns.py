@@ -17,71 +17,23 @@ In torch's FSDP1, the same order follows from splitting the flat parameter, one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
-from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from minifsdp.fsdp.unit import Unit
+from minifsdp.fsdp.unit_pass import BEFORE, OVER, RUNNING, UnitPass
 from minifsdp.private import at_end_of_backward, current_backward
 
 _forwards = count()
 _running: WeakSet[StepTurns] = WeakSet()
 
 
-class UnitPass:
-    """One unit in a step: its forward and its backward so far.
-
-    Attributes:
-        given: the inputs of the current call.
-        nodes: the number of autograd nodes when the call began.
-        trained: leaves that need a gradient in this step.
-        hooked: leaves with a hook on their gradient.
-        passed: handles of hooks on leaves among the unit's outputs, which outlive the step.
-        missing: leaves without a gradient in this backward so far.
-        calls: calls of a unit with frozen leaves whose inputs have not received their gradients yet.
-        unreached: calls whose outputs have not received their gradients yet.
-        inner: a leaf has a gradient of a reentrant checkpoint inside the unit. Another one inside may follow, with a
-            further gradient of the same leaf, so the unit ends when the next one's turn comes.
-        in_backward: True between the two turns.
-        ended: True if both turns of this backward are over.
-        owes: True if a backward has reached the unit since its last reduction.
-    """
-
-    def __init__(self, unit: Unit) -> None:
-        self.unit = unit
-        self.given: Any = None
-        self.nodes = 0
-        self.trained: list[int] = []
-        self.hooked: set[int] = set()
-        self.passed: list[Any] = []
-        self.unreached = 0
-        self.ended = self.owes = False
-        self.restart()
-
-    def begin(self) -> None:
-        """A forward begins; the backward of an earlier one may still be to come."""
-        self.missing = set(self.trained)
-        self.in_backward = self.inner = False
-
-    def restart(self) -> None:
-        self.begin()
-        self.calls = 0
-
-    @property
-    def is_complete(self) -> bool:
-        return not (self.missing or self.calls or self.unreached or self.inner)
-
-
 class Turns:
     """The turns of a forward, and those taken in the current backward.
-
-    Args:
-        begin: gathers a unit; marks it as `in_backward`.
-        end: frees and reduces a unit; marks it as `ended`.
 
     Attributes:
         calls: first calls (False) and last returns (True) of units, in order.
@@ -92,8 +44,7 @@ class Turns:
         left: turns of `forward` that the backward has not reached.
     """
 
-    def __init__(self, begin: Callable[[UnitPass], None], end: Callable[[UnitPass], None]) -> None:
-        self.begin, self.end = begin, end
+    def __init__(self) -> None:
         self.calls: dict[tuple[UnitPass, bool], None] = {}
         self.expected: set[UnitPass] = set()
         self.forward: list[tuple[UnitPass, bool]] = []
@@ -146,8 +97,8 @@ class Turns:
         self.pass_to(unit_pass)
         if unit_pass in self.places:
             self.left = max(self.left, self.places[unit_pass][0] + 1)  # its end may have been passed without it
-        if not unit_pass.in_backward:
-            self.begin(unit_pass)
+        if unit_pass.phase is not RUNNING:
+            unit_pass.begin_backward()
 
     def pass_to(self, unit_pass: UnitPass) -> None:
         """Take all turns before the unit's own."""
@@ -162,7 +113,7 @@ class Turns:
     def complete(self, unit_pass: UnitPass) -> None:
         """The unit has all of its gradients: its turn is taken if it has come, and so are those that waited for it."""
         if unit_pass not in self.places:  # a backward of an older forward
-            self.end(unit_pass)
+            unit_pass.end_backward()
         while self.left and self._is_due(*self.forward[self.left - 1]):
             self._advance_to(self.left - 1)
 
@@ -170,15 +121,15 @@ class Turns:
         while self.left > until:
             self.left -= 1
             unit_pass, returned = self.forward[self.left]
-            if returned and unit_pass in self.expected and not (unit_pass.in_backward or unit_pass.ended):
-                self.begin(unit_pass)
-            elif not returned and unit_pass.in_backward:
-                self.end(unit_pass)
+            if returned and unit_pass in self.expected and unit_pass.phase is BEFORE:
+                unit_pass.begin_backward()
+            elif not returned and unit_pass.phase is RUNNING:
+                unit_pass.end_backward()
 
     def _is_due(self, unit_pass: UnitPass, returned: bool) -> bool:
         if returned:
-            return unit_pass.in_backward or unit_pass.ended
-        return unit_pass.is_complete if unit_pass.in_backward else True
+            return unit_pass.phase is not BEFORE
+        return unit_pass.phase is not RUNNING or unit_pass.is_complete
 
 
 class StepTurns:
@@ -186,14 +137,11 @@ class StepTurns:
 
     A reentrant checkpoint runs a separate forward and backward inside the backward, and its units have run without grad
     before. A checkpoint that is not reentrant recomputes only activations.
-
-    Args:
-        begin, end: see `Turns`.
     """
 
-    def __init__(self, begin: Callable[[UnitPass], None], end: Callable[[UnitPass], None]) -> None:
-        self.forward = Turns(begin, end)
-        self.segment = Turns(begin, end)
+    def __init__(self) -> None:
+        self.forward = Turns()
+        self.segment = Turns()
         self.number = self.backward = -1
 
     def begin_forward(self) -> None:
@@ -220,13 +168,24 @@ class StepTurns:
             self.forward.pass_to(unit_pass)
             self.segment.forget()
             self.segment.enter(unit_pass)
-            unit_pass.ended = False
+            if unit_pass.phase is OVER:
+                unit_pass.phase = BEFORE
 
     def recomputed(self, unit_pass: UnitPass, outputs: Sequence[Tensor]) -> bool:
         """The unit returns inside the backward; whether its own backward follows at once."""
         return unit_pass not in self.forward.expected and self.segment.leave(unit_pass, outputs)
 
-    def of(self, unit_pass: UnitPass) -> Turns:
+    def reach(self, unit_pass: UnitPass) -> None:
+        """A gradient has come to the unit: the first, unless it is running."""
+        if unit_pass.phase is not RUNNING:
+            self._of(unit_pass).reach(unit_pass)
+
+    def complete(self, unit_pass: UnitPass) -> None:
+        """The unit has one gradient more: perhaps the last."""
+        if unit_pass.is_complete:
+            self._of(unit_pass).complete(unit_pass)
+
+    def _of(self, unit_pass: UnitPass) -> Turns:
         """The turns among which the unit's next one is."""
         if unit_pass not in self.segment.expected:
             return self.forward

@@ -24,7 +24,6 @@ from minifsdp.comm import Group, Handle
 from minifsdp.flat_param import ParamPlaces
 from minifsdp.fsdp.delivery import Delivery
 from minifsdp.fsdp.plan import Plan
-from minifsdp.fsdp.steps import steps_taken
 from minifsdp.fsdp.unit import UNSHARDED, Unit
 from minifsdp.fsdp.written import check_memory
 from minifsdp.fsdp2 import dtensors
@@ -34,6 +33,7 @@ from minifsdp.fsdp2.held import Held, Recorded
 from minifsdp.fsdp2.reduction import ChosenReduction
 from minifsdp.fsdp2.unsharded import Unsharded, renewed
 from minifsdp.fsdp2.view import InPlaceView
+from minifsdp.optimizer_steps import steps_taken
 from minifsdp.private import in_backward, version_of
 
 

@@ -1,15 +1,17 @@
-"""Autograd hooks on the inputs and outputs of a module."""
+"""Autograd hooks: on the inputs and outputs of a module, and at the end of a backward."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from minifsdp.private import ClosedToTorch, base_of, made_since
+from minifsdp.private import ClosedToTorch, at_end_of_backward, base_of, made_since
 from minifsdp.tree import tensors_in
 
 
@@ -87,3 +89,38 @@ def after_backward_to(inputs: Iterable[Tensor], hook: Callable[[], None]) -> boo
     if watched:
         register_multi_grad_hook(watched, lambda gradients: hook())
     return bool(watched)
+
+
+class BackwardEnd:
+    """The call that ends the current backward: autograd makes it once, or drops it if the backward raises an error."""
+
+    def __init__(self) -> None:
+        self._due: weakref.ref[partial[None]] | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """True if the backward for which an end was arranged is under way."""
+        return self._due is not None and self._due() is not None
+
+    def schedule(self, end: Callable[[], None]) -> None:
+        """Call `end` when the backward under way has made all its gradients."""
+        due = partial(self._run, end)  # autograd has the only reference
+        self._due = weakref.ref(due)
+        at_end_of_backward(due)
+
+    def _run(self, end: Callable[[], None]) -> None:
+        try:
+            end()
+        finally:
+            self._due = None
+
+    def check(self) -> None:
+        """
+        Raises:
+            RuntimeError: the backward has raised, and no forward since has cleared away what it left.
+        """
+        if self._due is not None and self._due() is None:
+            raise RuntimeError(
+                "the last backward raised, and this one's forward came before it: zero the gradients and run this "
+                "micro-batch's forward again"
+            )

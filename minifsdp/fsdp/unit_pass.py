@@ -1,0 +1,101 @@
+"""One unit in a step: its forward, its backward so far, and what its backward still waits for."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from minifsdp.fsdp.schedules.sync import SyncSchedule
+from minifsdp.fsdp.unit import Unit
+
+
+class Phase(Enum):
+    """A unit's place in the current backward, which has two turns of the unit's: its begin and its end (turns.py)."""
+
+    BEFORE = 0
+    RUNNING = 1
+    OVER = 2
+
+
+BEFORE, RUNNING, OVER = Phase
+
+
+class UnitPass:
+    """The state of one unit in a step, and the two turns of its backward.
+
+    Args:
+        unit: the unit.
+        schedule: decides what happens when the unit's backward begins and ends.
+
+    Attributes:
+        given: the inputs of the current call.
+        nodes: the number of autograd nodes when the call began.
+        trained: leaves that need a gradient in this step.
+        hooked: leaves with a hook on their gradient.
+        passed: handles of hooks on leaves among the unit's outputs, which outlive the step.
+        missing: leaves without a gradient in this backward so far.
+        calls: calls of a unit with frozen leaves whose inputs have not received their gradients yet.
+        unreached: calls whose outputs have not received their gradients yet.
+        inner: a leaf has a gradient of a reentrant checkpoint inside the unit. Another one inside may follow, with a
+            further gradient of the same leaf, so the unit ends when the next one's turn comes.
+        phase: before, between or after the two turns.
+        owes: True if a backward has reached the unit since its last reduction.
+    """
+
+    def __init__(self, unit: Unit, schedule: SyncSchedule) -> None:
+        self.unit, self.schedule = unit, schedule
+        self.given: Any = None
+        self.nodes = 0
+        self.trained: list[int] = []
+        self.hooked: set[int] = set()
+        self.passed: list[Any] = []
+        self.unreached = 0
+        self.owes = False
+        self.restart()
+
+    def begin_forward(self) -> None:
+        """A forward begins; the backward of an earlier one may still be to come."""
+        self.missing = set(self.trained)
+        self.phase, self.inner = BEFORE, False
+
+    def restart(self) -> None:
+        self.begin_forward()
+        self.calls = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """True if no gradient is still to come."""
+        return not (self.missing or self.calls or self.unreached or self.inner)
+
+    @property
+    def is_to_reduce(self) -> bool:
+        """True if the end of this backward reduces the unit's gradients; inside `no_sync`, none are."""
+        return self.unit.reduces and (self.owes or self.unit.has_gradient)
+
+    @property
+    def is_left(self) -> bool:
+        """True if the end of the whole backward has to end the unit, whose turn has not done it."""
+        is_late = len(self.missing) < len(self.trained)  # a leaf had its gradient after the unit's turn
+        return self.phase is RUNNING or is_late or (self.phase is BEFORE and self.is_to_reduce)
+
+    def begin_backward(self) -> None:
+        """The unit's first turn: its parameters are needed."""
+        self.phase, self.unit.lingers = RUNNING, False
+        self.owes = bool(self.trained)
+        self.schedule.pre_backward(self.unit)
+
+    def end_backward(self) -> None:
+        """The unit's second turn: nothing is needed any longer, and its gradients are complete."""
+        self.restart()
+        self.phase = OVER
+        if self.is_to_reduce:
+            self.owes = False
+            self.schedule.post_backward(self.unit)
+        elif self.unit.freed_after_backward or not self.trained:
+            self.schedule.free(self.unit)
+
+    def leave_backward(self) -> None:
+        """The whole backward is over."""
+        self.restart()
+        while self.passed:
+            self.passed.pop().remove()
