@@ -98,8 +98,7 @@ def fully_shard(
         cuts = [_cut(p, places[0].name, shard_placement_fn, plan.group.size()) for p, places in params.items()]
         name = type(modules[0]).__name__
         unsharded = partial(extended_of, mesh=mesh, policy=mp_policy)
-        freed = reshard_after_forward is not False
-        unit = ParamUnit(params, cuts, mesh, plan, device, name, freed, smaller, unsharded)
+        unit = ParamUnit(params, cuts, mesh, plan, device, name, reshard_after_forward is not False, smaller, unsharded)
         for p, places in params.items():
             note_taken(p, places[0].name, unit)
         before_every_step(check_not_stale)
