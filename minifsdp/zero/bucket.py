@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
 from minifsdp.comm import Group, Handle, Label
 from minifsdp.contents import Contents
+from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.layout import Layout
-from minifsdp.local_parts import local_of
+from minifsdp.local_parts import groups_of, local_of
 from minifsdp.order import check_labelled_calls, next_on
 
 
@@ -110,3 +113,18 @@ class Bucket:
     def start_gather(self) -> Handle:
         """Gather every rank's shard into `flat`, in place: each shard is already at its position on its own rank."""
         return comm.all_gather(self.flat, self.shard.data, self.group, self.label)
+
+
+@torch.no_grad()
+def make_buckets(
+    params: Iterable[nn.Parameter], names: Mapping[Tensor, str], group: Group, cap_bytes: int
+) -> list[Bucket]:
+    """Divide the parameters that require a gradient among buckets of at most `cap_bytes`, in reverse order."""
+    alike: dict[tuple[Group, ...], list[nn.Parameter]] = {}  # a bucket's shards are clipped by one norm
+    for p in (each for each in params if each.requires_grad):
+        alike.setdefault(groups_of(p), []).append(p)
+    return [
+        Bucket(part, [names[p] for p in part], group)
+        for trainable in alike.values()
+        for part in assign_buckets(trainable, cap_bytes)
+    ]

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Set
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from minifsdp import comm, private
+from minifsdp import comm
 from minifsdp.clip_grad import clip_grad_norm
 from minifsdp.comm import Group
-from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.ddp.early_steps import refuse_early_steps
-from minifsdp.ddp.sync import broadcast_from_rank_0, check_same_on_all_ranks, check_same_order, describe
+from minifsdp.ddp.sync import broadcast_from_rank_0
 from minifsdp.ddp.unused import used_on_any_rank
 from minifsdp.kinds import bytes_of_mib
 from minifsdp.local_parts import groups_of
-from minifsdp.whole_tensors import check_flat, check_whole
-from minifsdp.zero.bucket import Bucket
+from minifsdp.whole_tensors import check_flat
+from minifsdp.zero.bucket import Bucket, make_buckets
+from minifsdp.zero.parameters import check_parameters
 from minifsdp.zero.state import can_share, check_state, cut_state, gather_state, scatter_state
 
 
@@ -69,12 +70,13 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
         for number, group in enumerate(self.param_groups):
             names = group.get("param_names") or [f"{i} of group {number}" for i in range(len(group["params"]))]
             self._names |= {p: f"parameter {name}" for p, name in zip(group["params"], names, strict=True)}
-        self._check_parameters()
+        check_parameters(self._names, self.process_group)
         self._frozen: list[Tensor] = [p for g in self.param_groups for p in g["params"] if not p.requires_grad]
         if self._frozen:
             broadcast_from_rank_0(self._frozen, self.process_group)
         cap = bytes_of_mib("bucket_cap_mb", bucket_cap_mb)
-        self._partition = [self._make_buckets(group["params"], cap) for group in self.param_groups]
+        make = partial(make_buckets, names=self._names, group=self.process_group, cap_bytes=cap)
+        self._partition = [make(group["params"]) for group in self.param_groups]
         self.buckets = [bucket for buckets in self._partition for bucket in buckets]
         self._params = [p for bucket in self.buckets for p in bucket.params]
         self._is_reduced = False
@@ -101,6 +103,31 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
         for bucket in self.buckets:
             sharded.setdefault((self.process_group, *groups_of(bucket.params[0])), []).append(bucket.shard)
         return clip_grad_norm(sharded, [], float(max_norm), float(norm_type), self.buckets[0].shard.device)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
+        """Give this rank's shards their gradients, update the shards, all-gather the parameters. Collective.
+
+        Args:
+            closure: clears the gradients, computes the loss, calls backward and returns the loss; called once.
+            **kwargs: passed on to the inner optimizer's `step`.
+
+        Returns:
+            The closure's loss.
+        """
+        self.check_may_step()
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        self.reduce_gradients()
+        self.update_shards(**kwargs)
+        self.free_gradients()
+        self.gather_parameters()
+        return loss
+
+    def check_may_step(self) -> None:
+        """Raise RuntimeError if the gradients cannot be complete yet."""
+
+    def free_gradients(self) -> None:
+        """The shards have been updated: free what no later step or backward needs."""
 
     @torch.no_grad()
     def reduce_gradients(self) -> None:
@@ -209,35 +236,6 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
         if hasattr(self, "inner"):
             raise ValueError(f"{type(self).__name__} cannot take a new parameter group: make a new optimizer with all")
         super().add_param_group(param_group)
-
-    def _check_parameters(self) -> None:
-        served = private.device_types_of(self.process_group)
-        if not self._names:
-            raise ValueError("the parameter groups hold no parameter: pass model.parameters() or groups of them")
-        first = next(iter(self._names)).device
-        for p, name in self._names.items():
-            check_whole(p, name, self.process_group)
-            if p.layout != torch.strided:
-                raise ValueError(f"{name} is sparse, and flat buffers are dense: leave it to another optimizer")
-            where = f"{name} is on {p.device}, the"
-            if p.device.type not in served:
-                raise ValueError(f"{where} process group serves {sorted(served)}: move the module first")
-            if p.device != first:
-                raise ValueError(f"{where} first one on {first}: move all to one device first")
-        lines = [describe(name, p) for p, name in self._names.items()]
-        check_same_on_all_ranks(lines, first, self.process_group, "ZeRO")
-        check_same_order(list(self._names), self.process_group)
-
-    @torch.no_grad()
-    def _make_buckets(self, params: list[nn.Parameter], cap_bytes: int) -> list[Bucket]:
-        alike: dict[tuple[Group, ...], list[nn.Parameter]] = {}  # a bucket's shards are clipped by one norm
-        for p in (each for each in params if each.requires_grad):
-            alike.setdefault(groups_of(p), []).append(p)
-        return [
-            Bucket(part, [self._names[p] for p in part], self.process_group)
-            for trainable in alike.values()
-            for part in assign_buckets(trainable, cap_bytes)
-        ]
 
 
 def copy_hyperparameters(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from typing import Any
+from collections.abc import Set
 
-import torch
 from torch import Tensor
 
 from minifsdp import device
@@ -53,27 +51,9 @@ class Zero1Optimizer(ShardedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients (or zero them), and what clipping has reduced of them."""
         super().zero_grad(set_to_none)
-        self._free_shards()
+        self.free_gradients()
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
-        """Reduce-scatter the gradients, update this rank's shards, all-gather the parameters. Collective.
-
-        Args:
-            closure: clears the gradients, computes the loss, calls backward and returns the loss; called once.
-            **kwargs: passed on to the inner optimizer's `step`.
-
-        Returns:
-            The closure's loss.
-        """
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        self.reduce_gradients()
-        self.update_shards(**kwargs)
-        self._free_shards()
-        self.gather_parameters()
-        return loss
-
-    def _free_shards(self) -> None:
+    def free_gradients(self) -> None:
         for bucket in self.buckets:
             bucket.free_gradients()
         self._is_reduced = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
 from typing import Any
 
 import torch
@@ -141,24 +141,9 @@ class Zero2Optimizer(ShardedOptimizer):
     def reduce_bucket(self, bucket: Bucket) -> None:
         """Nothing is left to do: backward has reduced it."""
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
-        """Update this rank's shards with their gradients, all-gather the parameters. Collective.
-
-        Args:
-            closure: clears the gradients, computes the loss, calls backward and returns the loss; called once.
-            **kwargs: passed on to the inner optimizer's `step`.
-
-        Returns:
-            The closure's loss.
-        """
+    def check_may_step(self) -> None:
         if in_backward():
             raise early_step(self, self)
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        self.reduce_gradients()
-        self.update_shards(**kwargs)
-        self.gather_parameters()
-        return loss
 
     @torch.no_grad()
     def zero_grad(self, set_to_none: bool = True) -> None:
