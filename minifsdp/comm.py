@@ -25,7 +25,7 @@ from minifsdp.calls import Call as Call
 from minifsdp.calls import Label as Label
 from minifsdp.group_info import GroupInfo
 
-Group = dist.ProcessGroup
+Group = gloo.Group
 SUM, MEAN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
 
 # torch 2.13 renamed these two; the old names warn there, the new ones do not exist before.

@@ -30,6 +30,8 @@ from torch import Tensor
 
 from minifsdp import device, private
 
+Group = dist.ProcessGroup
+
 NAME, CHOICES = "MINIFSDP_COLLECTIVES", ("auto", "native")
 OLD_NAME, OLD_CHOICES = "MINIFSDP_REDUCE_SCATTER", ("auto", "native", "alltoall")  # for one release; the last: on NCCL
 TAGS = 1 << 20  # where the tags of our sends and receives begin: a user's have 0 unless they say so
@@ -115,11 +117,11 @@ class Connections:
         twin: a second group of the same ranks. Broadcasts from even ranks use the group, from odd ranks the twin.
     """
 
-    group: dist.ProcessGroup
-    twin: dist.ProcessGroup
+    group: Group
+    twin: Group
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup) -> Connections:
+    def of(cls, group: Group) -> Connections:
         """Connect the ranks a second time; called on each of them, no earlier than their first collective.
 
         `new_group` cannot be used: for a part of the world, it names the group after the number of groups that a rank
@@ -128,11 +130,11 @@ class Connections:
         store = dist.PrefixStore("minifsdp/twin", private.base_store_of(group))  # type: ignore[attr-defined]
         return cls(group, private.gloo_group(store, group.rank(), group.size(), private.timeout_of(group)))
 
-    def of_source(self, rank: int) -> dist.ProcessGroup:
+    def of_source(self, rank: int) -> Group:
         """The group for broadcasts from this rank: another than for those from the next."""
         return self.twin if rank % 2 else self.group
 
-    def between(self, source: int, target: int) -> dist.ProcessGroup:
+    def between(self, source: int, target: int) -> Group:
         """The group for a message: another than for one that goes the other way."""
         return self.twin if source > target else self.group
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from weakref import ref
 
 from torch import Tensor
 
 from minifsdp import gloo, private
-
-if TYPE_CHECKING:
-    from minifsdp.comm import Group
+from minifsdp.gloo import Group
 
 
 class GroupInfo:

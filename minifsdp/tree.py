@@ -12,6 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType, MemberDescriptorType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
@@ -57,6 +58,22 @@ def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
         return done[id(each)][1]
 
     return changed(tree)
+
+
+def cast_inputs(inputs: Any, dtype: torch.dtype | None, to: torch.device) -> Any:
+    """The arguments of a forward on device `to`, the floating-point ones in `dtype`; None: in their own.
+
+    The host waits for copies from its memory, as in torch: the caller may write the next batch there.
+    """
+
+    def wanted(tensor: Tensor) -> torch.dtype:
+        return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.to(device=to, dtype=wanted(tensor))
+
+    fit = all(t.device == to and t.dtype == wanted(t) for t in tensors_in(inputs))
+    return inputs if fit else map_tensors(move, inputs)
 
 
 def _inside(tree: Any) -> Iterable[Any]:

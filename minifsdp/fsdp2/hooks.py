@@ -18,14 +18,13 @@ from minifsdp.first_forward import FirstForward
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.schedules.overlap import OverlapSchedule
 from minifsdp.fsdp.schedules.sync import SyncSchedule
-from minifsdp.fsdp.torch_api.mixed_precision import cast_inputs
 from minifsdp.fsdp.unit import SHARDED, Unit
 from minifsdp.fsdp2.held import Held, Recorded
 from minifsdp.fsdp2.prefetch import ListedHost, ListedPrefetch
 from minifsdp.fsdp2.unit import ParamUnit
 from minifsdp.local_parts import groups_on_meshes
 from minifsdp.nesting import FSDP2, refuse_torchs_ddp
-from minifsdp.tree import map_tensors
+from minifsdp.tree import cast_inputs, map_tensors
 
 _KEY = "_minifsdp_state"
 

@@ -146,15 +146,26 @@ def test_public_names_and_modules_are_there():
     assert not hasattr(minifsdp, "zero4")
 
 
-LESSON = [p for folder in ("fsdp", "fsdp/schedules") for p in sorted((PACKAGE / folder).glob("*.py"))]
-FACADES = ("__init__.py", "wrap.py")  # torch's paths
+LESSON_FOLDERS = ("zero", "fsdp", "fsdp/schedules", "fsdp2", "pipeline", "pipeline/schedules", "tensor_parallel")
+LESSON = [p for folder in LESSON_FOLDERS for p in sorted((PACKAGE / folder).glob("*.py"))]
+FACADES = ("__init__.py", "fsdp/wrap.py")  # torch's paths
 
 
 def test_the_lesson_imports_nothing_that_only_a_drop_in_needs():
-    read = [path for path in LESSON if path.name not in FACADES]
-    assert len(read) > 12
-    for path in read:
-        assert not [found for found in imports(path) if found.startswith("minifsdp.fsdp.torch_api")], path
+    read = [path for path in LESSON if not name(path).endswith(FACADES)]
+    assert len(read) > 70
+    found = {name(path): [each for each in imports(path) if ".torch_api" in each] for path in read}
+    assert not {file: theirs for file, theirs in found.items() if theirs}
+
+
+def test_no_circle_of_imports():
+    """Neither of imports for types alone, nor of imports inside functions."""
+    files = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in UPSTAIRS + COURSE}
+    left = {module: imports(path) & files.keys() - {module} for module, path in files.items()}
+    while free := [module for module, theirs in left.items() if not theirs & left.keys()]:
+        for module in free:
+            del left[module]
+    assert not left
 
 
 def flats_in(path: Path) -> list[int]:

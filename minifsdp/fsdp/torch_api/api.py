@@ -34,7 +34,7 @@ from minifsdp.fsdp.torch_api.comm_hooks import CommHook, HookReduction
 from minifsdp.fsdp.torch_api.groups import find_groups
 from minifsdp.fsdp.torch_api.ignored import find_ignored
 from minifsdp.fsdp.torch_api.legacy import stand_in, warn_legacy, warn_optim_input
-from minifsdp.fsdp.torch_api.mixed_precision import cast_buffers, cast_inputs, computes_exactly, follow_buffers
+from minifsdp.fsdp.torch_api.mixed_precision import cast_buffers, computes_exactly, follow_buffers
 from minifsdp.fsdp.torch_api.options import (
     CPUOffload,
     FullOptimStateDictConfig,
@@ -59,6 +59,7 @@ from minifsdp.fsdp.torch_api.wrapped import Wrapped
 from minifsdp.fsdp.unit import Unit
 from minifsdp.kinds import check_dtypes, check_flags, check_kind
 from minifsdp.optimizer_checks import check_none_accumulated
+from minifsdp.tree import cast_inputs
 from minifsdp.uncompiled import stay_out_of_graphs
 
 MakeSchedule = Callable[[Sequence[Unit]], SyncSchedule]

@@ -1,16 +1,14 @@
-"""Mixed precision outside of the units: the dtypes of inputs and buffers, and the exception for evaluation."""
+"""Mixed precision outside of the units: the dtypes of buffers, and the exception for evaluation."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from minifsdp.fsdp.torch_api.materialize import own_buffers
-from minifsdp.tree import map_tensors, tensors_in
 
 BufferDtypes = dict[tuple[nn.Module, str], torch.dtype]
 """What buffers had before they were cast, by their module and attribute."""
@@ -22,22 +20,6 @@ def computes_exactly(module: nn.Module) -> bool:
     So it is in eval mode, with `FSDP_USE_FULL_PREC_IN_EVAL=1` in the environment.
     """
     return not module.training and os.environ.get("FSDP_USE_FULL_PREC_IN_EVAL") == "1"
-
-
-def cast_inputs(inputs: Any, dtype: torch.dtype | None, to: torch.device) -> Any:
-    """The arguments of a forward on device `to`, the floating-point ones in `dtype`; None: in their own.
-
-    The host waits for copies from its memory, as in torch: the caller may write the next batch there.
-    """
-
-    def wanted(tensor: Tensor) -> torch.dtype:
-        return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-
-    def move(tensor: Tensor) -> Tensor:
-        return tensor.to(device=to, dtype=wanted(tensor))
-
-    fit = all(t.device == to and t.dtype == wanted(t) for t in tensors_in(inputs))
-    return inputs if fit else map_tensors(move, inputs)
 
 
 def follow_buffers(before: BufferDtypes, dtype: torch.dtype | None, exact: bool) -> None:
