@@ -6,36 +6,30 @@ as long with GPipe or 1F1B, by the median of the runs' ratios.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+sys.path.insert(0, str(Path(__file__).parent.parent))  # for `tools`, and so that a plain `python` does
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # for `tools`, and so that a plain `python` does
-
-from minifsdp.course.bench import pipeline  # noqa: E402
-from minifsdp.course.bench.pipeline import Cost, Settings  # noqa: E402
-from minifsdp.course.cli.common import run_script  # noqa: E402
-from minifsdp.course.system.resources import check_writable_file  # noqa: E402
-from tools.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
+from minifsdp.course.bench import pipeline
+from minifsdp.course.bench.contest import Cost, microseconds, ratio
+from minifsdp.course.bench.pipeline import LIBRARIES, PipelineSettings
+from minifsdp.course.cli.common import run_script
+from tools import benchmark
 
 LIMIT = 0.8
 
 
-def found_in(runs: Sequence[Mapping[str, Cost]]) -> list[dict[str, Any]]:
+def found_in(runs: Sequence[Mapping[str, Mapping[str, Cost]]]) -> list[dict[str, Any]]:
     """The rows of the record, with times in microseconds per step."""
     return [
         {
             "name": name,
-            **{each: [round(1e6 * getattr(run[name], each), 1) for run in runs] for each in ("torch", "ours")},
-            "ratio": round(median(run[name].ratio for run in runs), 4),
+            **{each: [microseconds(run[name][each].median, 1) for run in runs] for each in LIBRARIES},
+            "ratio": ratio([run[name] for run in runs], "ours", "torch"),
         }
         for name in runs[0]
     ]
@@ -50,38 +44,23 @@ def missed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def table(settings: Settings, rows: Sequence[Mapping[str, Any]]) -> Table:
+def measure(settings: PipelineSettings, runs: int) -> benchmark.Result:
+    rows = found_in([pipeline.measure(settings) for _ in range(runs)])
     title = f"host time of a step beyond its computation, {settings.ranks} ranks, {settings.micros} micro-batches"
-    shown = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("", "torch, us", "ours, us", "ratio"):
-        shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for row in rows:
-        shown.add_row(row["name"], f"{median(row['torch']):.0f}", f"{median(row['ours']):.0f}", f"{row['ratio']:.3f}")
-    return shown
+    times = [(f"{median(row[each]):.0f}" for each in LIBRARIES) for row in rows]
+    cells = [(row["name"], *of_row, f"{row['ratio']:.3f}") for row, of_row in zip(rows, times, strict=True)]
+    shown = benchmark.table(title, ("", "torch, us", "ours, us", "ratio"), cells)
+    return {**settings._asdict(), "limit": LIMIT, "schedules": rows}, [shown], missed(rows)
 
 
 def main() -> int:
     """The exit code: 1 for a limit that is exceeded, 2 for a run that cannot be."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = benchmark.options(__doc__, "pipeline.json")
+    benchmark.add_steps(parser, 100)
     parser.add_argument("--micros", type=int, default=8, help="micro-batches, a multiple of 2; default: %(default)s")
-    parser.add_argument("--runs", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=100, help="of each in a run; default: %(default)s")
-    parser.add_argument("--out", type=Path, default=cpu_records_folder() / "pipeline.json", help="the record")
     given = parser.parse_args()
-    try:
-        if given.micros < 2 or given.micros % 2 or given.runs < 1 or given.steps < 1:
-            raise ValueError("--micros: give a multiple of 2; --runs and --steps: give 1 or more")
-        check_writable_file(given.out)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    settings = Settings(micros=given.micros, steps=given.steps)
-    rows = found_in([pipeline.measure(settings) for _ in range(given.runs)])
-    write_record({**about("pipeline"), **settings._asdict(), "limit": LIMIT, "schedules": rows}, given.out)
-    Console().print(table(settings, rows))
-    for line in (lines := missed(rows)):
-        print(line, file=sys.stderr)
-    return int(bool(lines))
+    settings = PipelineSettings(micros=given.micros, steps=given.steps)
+    return benchmark.run("pipeline", given.out, lambda: measure(settings, given.runs), settings.check)
 
 
 if __name__ == "__main__":

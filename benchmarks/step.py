@@ -23,14 +23,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # for `tools`, and so that a plain `python` does
+sys.path.insert(0, str(Path(__file__).parent.parent))  # for `tools`, and so that a plain `python` does
 
-from minifsdp.course.bench import report, start  # noqa: E402
-from minifsdp.course.bench.settings import Settings  # noqa: E402
-from minifsdp.course.cli.common import progress_bar, run_script  # noqa: E402
-from minifsdp.course.system.resources import check_writable_file  # noqa: E402
-from tools.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
+from minifsdp.course.bench import report, start
+from minifsdp.course.bench.settings import Settings
+from minifsdp.course.cli.common import progress_bar, run_script
+from minifsdp.course.system.resources import check_writable_file
+from tools.cpu_records import about, cpu_records_folder, write_record
 
 CONTEXTS = {512: 128, 256: 64, 32: 16}  # tokens by width; 8 layers, 8 heads, 2 sequences on each rank
 LIMITS = (  # what, ours, the other's, and how many times it ours takes at most, at each of these widths; None: no limit

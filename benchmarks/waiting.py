@@ -7,28 +7,22 @@ clone; the two longest run only if `--only` names them. Exit code 1 if a ratio i
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # for `tools`, and so that a plain `python` does
 
 from minifsdp.course.cli.common import run_script  # noqa: E402
-from minifsdp.course.system.resources import check_writable_file  # noqa: E402
-from tools.cpu_records import about, cpu_records_folder, write_record  # noqa: E402
+from tools import benchmark  # noqa: E402
 
 ANSWERS = {"with ranks": "5.2", "without ranks": "12.3"}
 VERDICTS = 4  # in a session
@@ -138,31 +132,30 @@ def measure(case: Case, base: Path, runs: int) -> list[dict[str, Any]]:
     return rows
 
 
+def compare(names: Sequence[str], base: Path, runs: int) -> benchmark.Result:
+    load = os.getloadavg()[0]
+    found = {name: measure(CASES[name], base, runs) for name in names}
+    rows = [(name, row) for name in names for row in found[name]]
+    cells = [[name, *(each if isinstance(each, str) else f"{each:.2f}" for each in row.values())] for name, row in rows]
+    missed = [f"{name}, {row['what']}: {row['ratio']:.3f}" for name, row in rows if row["ratio"] > row["limit"]]
+    shown = benchmark.table("", ("", "", "before, s", "after, s", "ratio", "limit"), cells)
+    return {"load": round(load, 2), "cases": found}, [shown], missed
+
+
+def check(base: Path) -> None:
+    if not (base / "minifsdp").is_dir():
+        raise ValueError(f"{base} is no checkout of minifsdp: git worktree add ../base COMMIT")
+
+
 def main() -> int:
     """The exit code: 1 for a limit that is exceeded, 2 for a run that cannot be."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("base", type=Path, help="another checkout, to compare with")
     usual = [name for name in CASES if name not in LONG]
+    parser = benchmark.options(__doc__, "waiting.json")
+    parser.add_argument("base", type=Path, help="another checkout, to compare with")
     parser.add_argument("--only", nargs="+", choices=CASES, default=usual, help="default: all but the two longest")
-    parser.add_argument("--runs", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=cpu_records_folder() / "waiting.json", help="the record")
     given = parser.parse_args()
-    try:
-        check_writable_file(given.out)
-        if not (given.base / "minifsdp").is_dir():
-            raise ValueError(f"{given.base} is no checkout of minifsdp: git worktree add ../base COMMIT")
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    base, load = given.base.resolve(), os.getloadavg()[0]
-    found = {name: measure(CASES[name], base, given.runs) for name in given.only}
-    write_record({**about("waiting"), "load": round(load, 2), "cases": found}, given.out)
-    shown = Table("", "", "before, s", "after, s", "ratio", "limit", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, rows in found.items():
-        for row in rows:
-            shown.add_row(name, *(f"{value:.2f}" if isinstance(value, float) else value for value in row.values()))
-    Console().print(shown)
-    return int(any(row["ratio"] > row["limit"] for rows in found.values() for row in rows))
+    base = given.base.resolve()
+    return benchmark.run("waiting", given.out, lambda: compare(given.only, base, given.runs), lambda: check(given.base))
 
 
 if __name__ == "__main__":

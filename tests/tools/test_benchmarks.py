@@ -1,11 +1,13 @@
-"""The benchmarks of the host's overhead and of scaling: counts, laws, arithmetic and records; no time is asserted."""
+"""The benchmarks' contest, and those of the host's time and of scaling: counts, laws, records; no time is asserted."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import runpy
 import sys
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
@@ -14,12 +16,15 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
-from minifsdp.course.bench import overhead, pipeline, scaling, tensor
-from minifsdp.course.bench.overhead import Cost
-from minifsdp.course.bench.scaling import Settings
+from minifsdp import comm
+from minifsdp.course.bench import contest, overhead, pipeline, scaling, tensor
+from minifsdp.course.bench.contest import Contest, Cost, Times
+from minifsdp.course.bench.overhead import OverheadSettings
+from minifsdp.course.bench.scaling import ScalingSettings
 from minifsdp.course.launch import launch
 from minifsdp.course.plots.scaling import scaling_figure
 from minifsdp.course.system import resources
@@ -51,12 +56,58 @@ def run(name: str, *options: str) -> int:
     return code
 
 
+# A contest
+
+
+def noted(folder: Path) -> dict[str, Times]:
+    """A contest of two, each of whose steps notes its round and name, and whether the garbage collector is on."""
+    log = folder / f"rank-{dist.get_rank()}"
+
+    def step_of(name: str) -> Callable[[int], float]:
+        def step(number: int) -> float:
+            with log.open("a") as file:
+                file.write(f"{number} {name} {gc.isenabled()}\n")
+            comm.all_reduce(torch.ones(1), comm.world()).wait()
+            return float(number)
+
+        return step
+
+    found = Contest({name: step_of(name) for name in "abc"}, "thread", steps=3, warm_up=2).run()
+    with log.open("a") as file:
+        file.write(f"{gc.isenabled()} {gc.get_freeze_count()}\n")
+    return found
+
+
+def test_all_take_a_step_in_each_round_and_one_clock_times_them(tmp_path: Path) -> None:
+    for found in launch(noted, 2, tmp_path):
+        for times in found.values():
+            assert times.losses == [0, 1, 2, 3, 4]
+            assert (len(times.seconds), times.messages) == (3, 1)
+    first, second = ((tmp_path / f"rank-{rank}").read_text().splitlines() for rank in range(2))
+    assert first == second
+    *steps, end = first
+    assert end == "True 0"
+    rounds = [[line.split() for line in steps[at : at + 3]] for at in range(0, 15, 3)]
+    assert [{number for number, *_ in each} for each in rounds] == [{"0"}, {"1"}, {"2"}, {"3"}, {"4"}]
+    assert all(sorted(name for _, name, _ in each) == ["a", "b", "c"] for each in rounds)
+    assert len({tuple(name for _, name, _ in each) for each in rounds}) > 1
+    assert {on for each in rounds for *_, on in each} == {"False"}
+
+
 # Overhead
 
 
+def times_of(seconds: list[float], messages: int = 0) -> Times:
+    return Times(seconds, [], messages)
+
+
 def test_a_cost_is_what_a_step_takes_beyond_the_plain_module() -> None:
-    seconds = {"plain": [3.0, 1.0, 2.0], "torch-fsdp1": [10.0, 12.0, 32.0, 14.0, 6.0], "our-fsdp": [4.0]}
-    costs = overhead.costs(seconds, {"plain": 0, "torch-fsdp1": 0, "our-fsdp": 15}, units=5)
+    times = {
+        "plain": times_of([3.0, 1.0, 2.0]),
+        "torch-fsdp1": times_of([10.0, 12.0, 32.0, 14.0, 6.0]),
+        "our-fsdp": times_of([4.0], 15),
+    }
+    costs = contest.costs(times, parts=5)
     assert costs == {"torch-fsdp1": Cost(2.0, (1.6, 2.4), 0), "our-fsdp": Cost(0.4, (0.4, 0.4), 15)}
 
 
@@ -77,7 +128,7 @@ def made_up_runs(*ours: float) -> list[dict[str, Cost]]:
 
 def test_a_ratio_is_the_median_of_the_ratios_of_the_runs() -> None:
     """And not the ratio of the medians: in a run that is slow for all, nobody is worse."""
-    assert overhead.ratio(made_up_runs(2.0, 1.0, 0.4), "our-fsdp", "torch-fsdp1") == 0.25
+    assert contest.ratio(made_up_runs(2.0, 1.0, 0.4), "our-fsdp", "torch-fsdp1") == 0.25
 
 
 @pytest.mark.parametrize(
@@ -85,7 +136,7 @@ def test_a_ratio_is_the_median_of_the_ratios_of_the_runs() -> None:
     [(0.8, []), (1.0, []), (1.1, ["torch-fsdp1"]), (1.3, ["torch-fsdp1", "torch-fsdp2"])],
 )
 def test_limits_are_held_against_the_default_strategy(ours: float, over: list[str]) -> None:
-    shape = script("overhead").of_shape(overhead.Settings(), made_up_runs(9.0, ours, ours / 2))
+    shape = script("overhead").of_shape(OverheadSettings(), made_up_runs(9.0, ours, ours / 2))
     lines = script("overhead").missed(shape)
     assert [line.split(",")[0].split()[-1] for line in lines] == over
     worse = deepcopy(shape)
@@ -96,7 +147,7 @@ def test_limits_are_held_against_the_default_strategy(ours: float, over: list[st
 
 def test_each_width_has_limits_of_its_own() -> None:
     shapes = [
-        script("overhead").of_shape(overhead.Settings(width=width), made_up_runs(*[3.6] * 3)) for width in (8, 32, 256)
+        script("overhead").of_shape(OverheadSettings(width=width), made_up_runs(*[3.6] * 3)) for width in (8, 32, 256)
     ]
     assert [[line.split(",")[0] for line in script("overhead").missed(shape)] for shape in shapes] == [
         ["width 8: our-fsdp costs 0.900 x torch-fsdp1", "width 8: our-fsdp costs 0.450 x torch-fsdp2"],
@@ -113,7 +164,7 @@ def test_the_overhead_of_three_units(tmp_path: Path, capsys: pytest.CaptureFixtu
     (shape,) = record["shapes"]
     assert (record["benchmark"], shape["units"], shape["steps"], shape["ranks"]) == ("overhead", 3, 2, 2)
     rows = {row["name"]: row for row in shape["contestants"]}
-    assert list(rows) == [name for name in overhead.CONTESTANTS if name != "plain"]
+    assert list(rows) == [name for name in overhead.NAMES if name != "plain"]
     assert {name: row["messages"] for name, row in rows.items()} == {
         "torch-fsdp1": 0,
         "torch-fsdp2": 0,
@@ -136,7 +187,7 @@ def test_tensor_parallelism_next_to_torch(
     path, benchmark = tmp_path / "tensor_parallel.json", script("tensor_parallel")
     monkeypatch.setattr(sys, "argv", ["tensor_parallel.py", "--runs", "1", "--steps", "1", "--out", str(path)])
     for sizes in ("HOST", "STEPS"):
-        monkeypatch.setattr(benchmark, sizes, tensor.Settings(width=16, tokens=4, blocks=2))
+        monkeypatch.setattr(benchmark, sizes, tensor.TensorSettings(width=16, tokens=4, blocks=2))
     code = benchmark.main()
     record = json.loads(path.read_text())
     assert set(record) >= ABOUT
@@ -150,19 +201,19 @@ def test_tensor_parallelism_next_to_torch(
 
 def test_limits_of_tensor_parallelism() -> None:
     script_ = script("tensor_parallel")
-    times = dict(zip(("plain", *tensor.CONTESTANTS), ([1.0], [9.0], [3.0], [5.0], [1.5]), strict=True))
-    runs = [tensor.Found(times, dict.fromkeys(times, 0), {})]
-    shape = script_.verdicts("host", script_.HOST, runs)
+    seconds = dict(zip(("plain", *tensor.CONTESTANTS), ([1.0], [9.0], [3.0], [5.0], [1.5]), strict=True))
+    costs = contest.costs({name: times_of(each) for name, each in seconds.items()}, script_.HOST.blocks)
+    shape = script_.verdicts("host", script_.HOST, [tensor.Found(costs, {})])
     assert [each["ratio"] for each in shape["ratios"]] == [0.25, 0.125]
     assert script_.missed(shape) == []
     assert len(script_.missed({**shape, "limit": 0.2})) == 1
-    one = tensor.Found({}, {}, {"our-tp": 1.0, "torch-tp": 1.0, "our-tp-sp": 1.1, "torch-tp-sp": 1.0})
+    one = tensor.Found({}, {"our-tp": 1.0, "torch-tp": 1.0, "our-tp-sp": 1.1, "torch-tp-sp": 1.0})
     assert script_.different([one]) == ["our-tp-sp computes 1.1, torch-tp-sp 1.0"]
 
 
 def units_of_all(units: int) -> dict[str, int]:
     kinds = (TorchFSDP, TorchFSDPModule, FullyShardedDataParallel, FSDPModule)
-    models = {name: overhead._Stepper(name, overhead.Settings(units)).model for name in overhead.CONTESTANTS}
+    models = {name: OverheadSettings(units).build(name) for name in overhead.NAMES}
     return {name: sum(isinstance(m, kinds) for m in model.modules()) for name, model in models.items()}
 
 
@@ -173,7 +224,7 @@ def test_every_contestant_has_the_same_units() -> None:
 
 
 def test_a_profile_names_the_functions_of_one_contestant() -> None:
-    text = overhead.profile(overhead.Settings(units=2, steps=1), "our-fsdp", rows=5)
+    text = overhead.profile(OverheadSettings(units=2, steps=1), "our-fsdp", rows=5)
     assert "Ordered by: internal time" in text
     assert "Ordered by: cumulative time" in text
     assert "overhead.py" in text
@@ -317,7 +368,7 @@ def test_one_rank_alone_has_a_figure_too(record: dict[str, Any], tmp_path: Path)
 
 
 def test_units_change_nothing_but_the_units() -> None:
-    settings = Settings(units=(1, 4), width=16)
+    settings = ScalingSettings(units=(1, 4), width=16)
     tokens = torch.arange(8).view(1, 8)
     one, four = settings.model(1), settings.model(4)
     assert [len(model.blocks) for model in (one, four)] == [1, 4]
@@ -356,11 +407,15 @@ def test_what_a_pipeline_costs_is_the_time_beyond_the_loop(monkeypatch: pytest.M
     """On the rank that takes longer, by medians."""
     fast = {"loop": [1.0, 1.0, 9.0], "torch": [3.0, 3.0, 9.0], "ours": [2.0, 2.0, 9.0]}
     slow = {"loop": [1.0], "torch": [5.0], "ours": [2.5]}
-    ranks = [{(name, who): each for name in pipeline.SCHEDULES for who, each in of.items()} for of in (fast, slow)]
-    monkeypatch.setattr(pipeline, "launch", lambda *_, **__: ranks)
-    found = pipeline.measure(pipeline.Settings())
-    assert found == dict.fromkeys(pipeline.SCHEDULES, pipeline.Cost(4.0, 1.5))
-    assert found["gpipe"].ratio == 0.375
+    ranks = [contest.costs({who: times_of(each) for who, each in of.items()}, beyond="loop") for of in (fast, slow)]
+    monkeypatch.setattr(
+        pipeline, "launch", lambda *_, **__: [dict.fromkeys(pipeline.SCHEDULES, costs) for costs in ranks]
+    )
+    found = pipeline.measure(pipeline.PipelineSettings())
+    assert list(found) == list(pipeline.SCHEDULES)
+    for costs in found.values():
+        assert {who: cost.median for who, cost in costs.items()} == {"torch": 4.0, "ours": 1.5}
+    assert contest.ratio([found["gpipe"]], "ours", "torch") == 0.375
 
 
 def test_a_pipeline_is_recorded_and_its_limit_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

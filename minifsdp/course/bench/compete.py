@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from minifsdp import device
+from minifsdp.course.bench.contest import Contest
 from minifsdp.course.bench.contestants import Contestant
 from minifsdp.course.bench.memory import measure_memory, release
 from minifsdp.course.bench.settings import Settings
-from minifsdp.course.bench.turns import turns
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.rungs import Trainer, plain
-from minifsdp.course.ladder.step import align, take_step
+from minifsdp.course.ladder.step import take_step
 from minifsdp.course.launch import rank_device, report
 from minifsdp.course.launch.group import share_cores
 
@@ -65,9 +64,16 @@ def compete(settings: Settings, contestants: Mapping[str, Contestant]) -> dict[s
             report((f"{name}: {what}", done, total))
 
     trainers = {name: _build(settings, contestants[name], where) for name in settings.only}
-    results = _time(trainers, batches, settings.warm_up, where, advance)
+    steps = {name: partial(_step, trainer, batches, where) for name, trainer in trainers.items()}
+    times = Contest(steps, "wall", settings.steps, settings.warm_up, quiet=False).run(
+        where, lambda name, timed: advance(name, "timing" if timed else "warming up")
+    )
+    del steps
     while trainers:
         release(trainers.popitem()[1])
+    results: dict[str, dict[str, Any]] = {
+        name: {"losses": each.losses, "step_seconds": each.seconds, "bytes": None} for name, each in times.items()
+    }
     for name in settings.only if settings.memory else ():
         results[name]["bytes"] = measure_memory(partial(_build, settings, contestants[name], where), batches[0], where)
         advance(name, "measuring")
@@ -78,27 +84,8 @@ def compete(settings: Settings, contestants: Mapping[str, Contestant]) -> dict[s
     }
 
 
-def _time(
-    trainers: Mapping[str, Trainer],
-    batches: list[Batch],
-    warm_up: int,
-    where: torch.device,
-    advance: Callable[[str, str], None],
-) -> dict[str, dict[str, Any]]:
-    """Time one step of each contestant per batch, in turns."""
-    results: dict[str, dict[str, Any]] = {name: {"losses": [], "step_seconds": [], "bytes": None} for name in trainers}
-    for number, name, trainer in turns(trainers, len(batches)):
-        align(where)
-        device.synchronize(where)  # on CUDA the host would not have waited for the other ranks yet
-        start = time.perf_counter()
-        loss = take_step(trainer, batches[number], where)
-        device.synchronize(where)
-        seconds = time.perf_counter() - start
-        if number >= warm_up:
-            results[name]["step_seconds"].append(seconds)
-        results[name]["losses"].append(float(loss))
-        advance(name, "timing" if number >= warm_up else "warming up")
-    return results
+def _step(trainer: Trainer, batches: Sequence[Batch], where: torch.device, number: int) -> Tensor:
+    return take_step(trainer, batches[number], where)
 
 
 def _build(settings: Settings, contestant: Contestant, where: torch.device) -> Trainer:

@@ -24,7 +24,7 @@ from minifsdp.course.ladder.rungs import LEARNING_RATE, RUNGS, Trainer, plain
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
 from minifsdp.fsdp2 import fully_shard
-from minifsdp.gpt import GPT, Block
+from minifsdp.gpt import GPT
 
 LIMIT = measure.Settings().limit  # of the rung fsdp-limit
 
@@ -37,12 +37,12 @@ class Contestant(NamedTuple):
     Attributes:
         family: its origin. "plain" does not communicate: each of several ranks trains alone, on its own rows.
         what: a one-line description.
-        build: wraps a fresh model, which is already on its final device.
+        build: wraps a fresh model, which is already on its final device. Its `blocks`, a GPT's or others, are units.
     """
 
     family: Family
     what: str
-    build: Callable[[GPT], Trainer]
+    build: Callable[..., Trainer]
 
 
 def _trained(model: nn.Module) -> Trainer:
@@ -50,17 +50,23 @@ def _trained(model: nn.Module) -> Trainer:
     return Trainer(model, AdamW(model.parameters(), LEARNING_RATE))
 
 
-def _torch_ddp(model: GPT, **options: Any) -> Trainer:
+def _units(model: Any) -> set[type[nn.Module]]:
+    return {type(block) for block in model.blocks}
+
+
+def _torch_ddp(model: nn.Module, **options: Any) -> Trainer:
     return _trained(TorchDDP(model, **options))
 
 
-def _torch_fsdp1(model: GPT, strategy: TorchStrategy) -> Trainer:
+def _torch_fsdp1(model: nn.Module, strategy: TorchStrategy) -> Trainer:
     where = next(model.parameters()).device
     with _one_rank_is_said():
-        return _trained(TorchFSDP(model, None, strategy, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=where))
+        return _trained(
+            TorchFSDP(model, None, strategy, auto_wrap_policy=ModuleWrapPolicy(_units(model)), device_id=where)
+        )
 
 
-def _fsdp2(model: GPT, fully_shard: Callable[..., Any]) -> Trainer:
+def _fsdp2(model: Any, fully_shard: Callable[..., Any]) -> Trainer:
     # torch's defaults to the machine's accelerator, if it has one, even for a model on CPU.
     assert dist.group.WORLD is not None
     mesh = DeviceMesh.from_group(dist.group.WORLD, next(model.parameters()).device.type)
@@ -70,13 +76,13 @@ def _fsdp2(model: GPT, fully_shard: Callable[..., Any]) -> Trainer:
     return _trained(model)
 
 
-def _ddp(model: GPT, **options: Any) -> Trainer:
+def _ddp(model: nn.Module, **options: Any) -> Trainer:
     return _trained(DistributedDataParallel(model, **options))
 
 
-def _fsdp(model: GPT, strategy: ShardingStrategy, **options: Any) -> Trainer:
+def _fsdp(model: nn.Module, strategy: ShardingStrategy, **options: Any) -> Trainer:
     with _one_rank_is_said():
-        return _trained(FullyShardedDataParallel(model, None, strategy, auto_wrap_policy={Block}, **options))
+        return _trained(FullyShardedDataParallel(model, None, strategy, auto_wrap_policy=_units(model), **options))
 
 
 def _fsdp_hybrid(model: GPT) -> Trainer:

@@ -7,9 +7,7 @@ for a message does not count, and neither does other load on the machine.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -19,13 +17,11 @@ from torch.distributed import pipelining as torchs
 from torch.nn.functional import mse_loss
 
 from minifsdp import pipeline as ours
-from minifsdp.course.bench.turns import turns_without_garbage
+from minifsdp.course.bench.contest import Contest, Cost, Step, costs
 from minifsdp.course.launch import launch
 
-WARM_UP = 5  # steps: the first connects the ranks and says what passes
 
-
-class Settings(NamedTuple):
+class PipelineSettings(NamedTuple):
     """One run: `steps` is the number of timed steps of each contestant."""
 
     ranks: int = 2
@@ -33,13 +29,22 @@ class Settings(NamedTuple):
     steps: int = 100
     width: int = 8
 
+    def check(self) -> None:
+        """Refuse what the schedules cannot do.
 
-def _one_stage(library: Any, kind: str, settings: Settings) -> Any:
+        Raises:
+            ValueError: the micro-batches do not come in twos.
+        """
+        if self.micros < 2 or self.micros % 2:
+            raise ValueError(f"--micros {self.micros}: give a multiple of 2")
+
+
+def _one_stage(library: Any, kind: str, settings: PipelineSettings) -> Any:
     stage = library.PipelineStage(nn.Linear(settings.width, settings.width), dist.get_rank(), settings.ranks, "cpu")
     return getattr(library, kind)(stage, settings.micros, mse_loss)
 
 
-def _two_stages(library: Any, kind: str, settings: Settings) -> Any:
+def _two_stages(library: Any, kind: str, settings: PipelineSettings) -> Any:
     count = 2 * settings.ranks
     mine = range(dist.get_rank(), count, settings.ranks)
     modules = [nn.Linear(settings.width, settings.width) for _ in mine]
@@ -47,7 +52,7 @@ def _two_stages(library: Any, kind: str, settings: Settings) -> Any:
     return getattr(library, kind)(stages, settings.micros, mse_loss)
 
 
-SCHEDULES: Mapping[str, tuple[str, Callable[[Any, str, Settings], Any]]] = {
+SCHEDULES: Mapping[str, tuple[str, Callable[[Any, str, PipelineSettings], Any]]] = {
     "gpipe": ("ScheduleGPipe", _one_stage),
     "1f1b": ("Schedule1F1B", _one_stage),
     "interleaved": ("ScheduleInterleaved1F1B", _two_stages),
@@ -86,44 +91,36 @@ class _Loops:
 _CONTESTANTS: dict[str, Any] = {**LIBRARIES, "loop": _Loops}
 
 
-class Cost(NamedTuple):
-    """Seconds of a step beyond the loop's, of one schedule on the rank that takes longer, by medians of all steps."""
+def measure(settings: PipelineSettings) -> dict[str, dict[str, Cost]]:
+    """Run once in new processes.
 
-    torch: float
-    ours: float
-
-    @property
-    def ratio(self) -> float:
-        return self.ours / self.torch
-
-
-def measure(settings: Settings) -> dict[str, Cost]:
-    """Run once in new processes: a step of each contestant in turn."""
-    of_ranks = launch(_time, settings.ranks, settings, timeout=600)
-    found = {}
-    for name in SCHEDULES:
-        medians = [{library: median(seconds[name, library]) for library in _CONTESTANTS} for seconds in of_ranks]
-        beyond = [max(rank[library] - rank["loop"] for rank in medians) for library in LIBRARIES]
-        found[name] = Cost(*beyond)
-    return found
+    Returns:
+        By schedule and library the time of a step beyond the loop's, on the rank that takes longer by the median.
+    """
+    of_ranks = launch(_contest, settings.ranks, settings, timeout=600)
+    return {
+        name: {library: max(rank[name][library] for rank in of_ranks) for library in LIBRARIES} for name in SCHEDULES
+    }
 
 
-def _time(settings: Settings) -> dict[tuple[str, str], list[float]]:
-    """Seconds of each step, by schedule and library."""
-    torch.set_num_threads(1)
-    contestants = {
-        (name, library): make(module, kind, settings)
+def _contest(settings: PipelineSettings) -> dict[str, dict[str, Cost]]:
+    steps = {
+        (name, library): _step(make(module, kind, settings), settings)
         for name, (kind, make) in SCHEDULES.items()
         for library, module in _CONTESTANTS.items()
     }
-    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in contestants}
+    times = Contest(steps, "thread", settings.steps).run()
+    return {
+        name: costs({library: times[name, library] for library in _CONTESTANTS}, beyond="loop") for name in SCHEDULES
+    }
+
+
+def _step(schedule: Any, settings: PipelineSettings) -> Step:
     x = torch.ones(settings.micros, settings.width)
-    first, last = dist.get_rank() == 0, dist.get_rank() == settings.ranks - 1
-    for number, key, schedule in turns_without_garbage(contestants, WARM_UP + settings.steps):
-        dist.barrier()
-        start = time.thread_time()
-        schedule.step(*([x] if first else []), target=x if last else None)
-        taken = time.thread_time() - start
-        if number >= WARM_UP:
-            seconds[key].append(taken)
-    return seconds
+    inputs = [x] if dist.get_rank() == 0 else []
+    target = x if dist.get_rank() == settings.ranks - 1 else None
+
+    def step(_: int) -> None:
+        schedule.step(*inputs, target=target)
+
+    return step

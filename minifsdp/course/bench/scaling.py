@@ -17,28 +17,27 @@ The law of a rank's memory is in data_parallel.py. Time depends on the machine a
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import AdamW
 
 from minifsdp.cost import data_parallel
 from minifsdp.cost.data_parallel import Bytes
 from minifsdp.cost.model import Model
+from minifsdp.course.bench.contest import Contest
+from minifsdp.course.bench.contestants import CONTESTANTS
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.measure import measure_memory
-from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainer, closed_form_setting, sizes_of
-from minifsdp.course.ladder.step import align, take_step
+from minifsdp.course.ladder.rungs import Trainer, closed_form_setting, sizes_of
+from minifsdp.course.ladder.step import take_step
 from minifsdp.course.launch import launch, rank_device
 from minifsdp.course.launch.world import Backend, choose_world
-from minifsdp.ddp import DistributedDataParallel
-from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
 from minifsdp.gpt import GPT
 
 BACKEND: Backend = "gloo"
@@ -51,7 +50,7 @@ class Group(nn.Sequential):
 
 
 @dataclass(frozen=True)
-class Settings:
+class ScalingSettings:
     """The settings of one run.
 
     Attributes:
@@ -132,16 +131,10 @@ class Found(NamedTuple):
 
 def wrap(model: GPT, way: str) -> Trainer:
     """Wrap the model in one of the `WAYS`, with default arguments except for DDP's buckets, and add an optimizer."""
-    wrapped: nn.Module
-    if way == "ddp":
-        cap = bucket_cap(sizes_of(model)) / 2**20
-        wrapped = DistributedDataParallel(model, bucket_cap_mb=cap, gradient_as_bucket_view=True)
-    else:
-        strategy = ShardingStrategy.FULL_SHARD if way == "fsdp" else ShardingStrategy.SHARD_GRAD_OP
-        if dist.get_world_size() == 1:
-            strategy = ShardingStrategy.NO_SHARD
-        wrapped = FullyShardedDataParallel(model, None, strategy, auto_wrap_policy={Group})
-    return Trainer(wrapped, AdamW(wrapped.parameters(), LEARNING_RATE))
+    if way != "ddp":
+        return CONTESTANTS[f"our-{way}"].build(model)
+    cap = bucket_cap(sizes_of(model)) / 2**20
+    return CONTESTANTS["our-ddp-view"].build(model, bucket_cap_mb=cap)
 
 
 def bucket_cap(sizes: Model) -> int:
@@ -167,7 +160,7 @@ def law(sizes: Model, way: str, ranks: int) -> Found:
     return Found(2 * (blocks + 1), round(share * 2 * (sum(padded) + root)), held)
 
 
-def measure(settings: Settings, ranks: int, units: Sequence[int]) -> list[dict[str, Any]]:
+def measure(settings: ScalingSettings, ranks: int, units: Sequence[int]) -> list[dict[str, Any]]:
     """Run all ways on `ranks` ranks, with each of these numbers of units.
 
     Returns:
@@ -217,27 +210,22 @@ def _plain(found: Found) -> dict[str, int]:
     return {"messages": found.messages, "wire": found.wire, **asdict(found.held)}
 
 
-def _on_rank(settings: Settings, units: Sequence[int]) -> list[dict[str, Any]]:
+def _on_rank(settings: ScalingSettings, units: Sequence[int]) -> list[dict[str, Any]]:
     """This rank's part of `measure`: a step of each case in turn, timed; then its memory."""
-    torch.set_num_threads(1)
     where, rows = rank_device(), settings.rows()
     cases = [(number, way) for number in units for way in WAYS]
-    trainers = [wrap(settings.model(number).to(where), way) for number, way in cases]
-    seconds: list[list[float]] = [[] for _ in cases]
-    for step in range(WARM_UP + settings.steps):
-        for trainer, times in zip(trainers, seconds, strict=True):
-            align(where)
-            start = time.perf_counter()
-            take_step(trainer, rows, where)
-            if step >= WARM_UP:
-                times.append(time.perf_counter() - start)
-    del trainer, trainers
+    steps = {case: partial(_step, wrap(settings.model(case[0]).to(where), case[1]), rows, where) for case in cases}
+    times = Contest(steps, "wall", settings.steps, WARM_UP).run(where)
+    del steps
     gc.collect()
-    counts = [_count(settings, number, way, rows) for number, way in cases]
-    return [{"seconds": times, **count} for times, count in zip(seconds, counts, strict=True)]
+    return [{"seconds": times[number, way].seconds, **_count(settings, number, way, rows)} for number, way in cases]
 
 
-def _count(settings: Settings, number: int, way: str, rows: Batch) -> dict[str, Any]:
+def _step(trainer: Trainer, rows: Batch, where: torch.device, _: int) -> None:
+    take_step(trainer, rows, where)
+
+
+def _count(settings: ScalingSettings, number: int, way: str, rows: Batch) -> dict[str, Any]:
     where = rank_device()
     measured = measure_memory(lambda: wrap(settings.model(number).to(where), way), rows, where)
     held = dict(measured["bytes"])

@@ -7,8 +7,7 @@ backward, and gradients set to None, between two barriers.
 
 from __future__ import annotations
 
-import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,15 +17,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 import minifsdp.tensor_parallel as ours
-from minifsdp import comm
-from minifsdp.course.bench.turns import turns_without_garbage
+from minifsdp.course.bench.contest import Contest, Cost, Step, costs
 from minifsdp.course.launch import launch
 
-WARM_UP = 5  # steps
 CONTESTANTS = ("torch-tp", "our-tp", "torch-tp-sp", "our-tp-sp")
 
 
-class Settings(NamedTuple):
+class TensorSettings(NamedTuple):
     """One run.
 
     Attributes:
@@ -78,69 +75,47 @@ def parallelize(model: nn.Module, name: str, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
-class _Stepper:
-    def __init__(self, name: str, settings: Settings) -> None:
-        torch.manual_seed(0)
-        model: nn.Module = nn.Sequential(*(Block(settings.width) for _ in range(settings.blocks)))
-        tokens = settings.tokens
-        if name != "plain":
-            assert dist.group.WORLD is not None
-            model = parallelize(model, name, DeviceMesh.from_group(dist.group.WORLD, "cpu"))
-            tokens //= settings.ranks if name.endswith("sp") else 1
-        self.model, self.params = model, list(model.parameters())
-        self.rows = torch.ones(1, tokens, settings.width)
-
-    def step(self) -> Tensor:
-        """Returns the loss: with sequence parallelism of this rank's tokens."""
-        loss: Tensor = self.model(self.rows).square().mean()
-        loss.backward()
-        for p in self.params:
-            p.grad = None
-        return loss.detach()
-
-
 class Found(NamedTuple):
-    """The figures of one run.
+    """The figures of one run on rank 0: costs per block and step, and losses of the first step."""
 
-    Attributes:
-        seconds: of each timed step, by contestant; of the host's also of "plain".
-        messages: collectives of ours in a step; 0 for torch's contestants, where they are not counted.
-        losses: of the first step.
-    """
-
-    seconds: dict[str, list[float]]
-    messages: dict[str, int]
+    costs: dict[str, Cost]
     losses: dict[str, float]
 
 
-def host(settings: Settings) -> Found:
+def host(settings: TensorSettings) -> Found:
     """Measure the host's CPU time in a world that is pretended."""
-    return launch(_take_turns, settings.ranks, settings, False, backend="fake", timeout=600)[0]
+    return launch(_contest, settings.ranks, settings, "cpu", backend="fake", timeout=600)[0]
 
 
-def steps(settings: Settings) -> Found:
+def steps(settings: TensorSettings) -> Found:
     """Measure steps on real ranks."""
-    return launch(_take_turns, settings.ranks, settings, True, timeout=600)[0]
+    return launch(_contest, settings.ranks, settings, "wall", timeout=600)[0]
 
 
-def _take_turns(settings: Settings, on_ranks: bool) -> Found:
-    torch.set_num_threads(1)
-    names = CONTESTANTS if on_ranks else ("plain", *CONTESTANTS)
-    steppers = {name: _Stepper(name, settings) for name in names}
-    found = Found({name: [] for name in names}, dict.fromkeys(names, 0), {})
-    clock = time.perf_counter if on_ranks else time.process_time
-    with comm.record() as log:
-        for number, name, stepper in turns_without_garbage(steppers, WARM_UP + settings.steps):
-            log.clear()
-            if on_ranks:
-                dist.barrier()
-            start = clock()
-            loss = stepper.step()
-            if on_ranks:
-                dist.barrier()
-            taken = clock() - start
-            found.messages[name] = len(log)
-            found.losses.setdefault(name, loss.item())
-            if number >= WARM_UP:
-                found.seconds[name].append(taken)
-    return found
+def _contest(settings: TensorSettings, clock: Literal["cpu", "wall"]) -> Found:
+    names = CONTESTANTS if clock == "wall" else ("plain", *CONTESTANTS)
+    times = Contest({name: _step(settings, name, clock == "wall") for name in names}, clock, settings.steps).run()
+    return Found(costs(times, settings.blocks), {name: each.losses[0] for name, each in times.items()})
+
+
+def _step(settings: TensorSettings, name: str, wait: bool) -> Step:
+    """A step, until all ranks have taken theirs if they `wait`; with sequence parallelism a rank's own loss."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(*(Block(settings.width) for _ in range(settings.blocks)))
+    tokens = settings.tokens
+    if name != "plain":
+        assert dist.group.WORLD is not None
+        model = parallelize(model, name, DeviceMesh.from_group(dist.group.WORLD, "cpu"))
+        tokens //= settings.ranks if name.endswith("sp") else 1
+    params, rows = list(model.parameters()), torch.ones(1, tokens, settings.width)
+
+    def step(_: int) -> Tensor:
+        loss: Tensor = model(rows).square().mean()
+        loss.backward()
+        for p in params:
+            p.grad = None
+        if wait:
+            dist.barrier()
+        return loss.detach()
+
+    return step

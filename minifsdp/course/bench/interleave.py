@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 K = TypeVar("K")
 T = TypeVar("T")
 
 
-def turns(contestants: Mapping[K, T], rounds: int) -> Iterator[tuple[int, K, T]]:
+def interleave(contestants: Mapping[K, T], rounds: int) -> Iterator[tuple[int, K, T]]:
     """The number of the round, and a contestant: each once per round.
 
     The order is shuffled for each round, identically on all ranks: a step inherits the caches and the allocator's
@@ -24,10 +25,13 @@ def turns(contestants: Mapping[K, T], rounds: int) -> Iterator[tuple[int, K, T]]
             yield number, key, contestant
 
 
-def turns_without_garbage(contestants: Mapping[K, T], rounds: int) -> Iterator[tuple[int, K, T]]:
-    """As `turns`, for steps so short that Python's collector would show: from now on it runs only between them."""
-    gc.freeze()  # keeps the collections between steps short
+@contextmanager
+def without_garbage() -> Iterator[None]:
+    """Python's garbage collector runs only when it is called, and then on what is new."""
+    gc.freeze()
     gc.disable()
-    for each in turns(contestants, rounds):
-        gc.collect()
-        yield each
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
