@@ -7,12 +7,13 @@ for a message does not count, and neither does other load on the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import pipelining as torchs
 from torch.nn.functional import mse_loss
 
@@ -39,56 +40,9 @@ class PipelineSettings(NamedTuple):
             raise ValueError(f"--micros {self.micros}: give a multiple of 2")
 
 
-def _one_stage(library: Any, kind: str, settings: PipelineSettings) -> Any:
-    stage = library.PipelineStage(nn.Linear(settings.width, settings.width), dist.get_rank(), settings.ranks, "cpu")
-    return getattr(library, kind)(stage, settings.micros, mse_loss)
-
-
-def _two_stages(library: Any, kind: str, settings: PipelineSettings) -> Any:
-    count = 2 * settings.ranks
-    mine = range(dist.get_rank(), count, settings.ranks)
-    modules = [nn.Linear(settings.width, settings.width) for _ in mine]
-    stages = [library.PipelineStage(module, stage, count, "cpu") for module, stage in zip(modules, mine, strict=True)]
-    return getattr(library, kind)(stages, settings.micros, mse_loss)
-
-
-SCHEDULES: Mapping[str, tuple[str, Callable[[Any, str, PipelineSettings], Any]]] = {
-    "gpipe": ("ScheduleGPipe", _one_stage),
-    "1f1b": ("Schedule1F1B", _one_stage),
-    "interleaved": ("ScheduleInterleaved1F1B", _two_stages),
-}
-LIBRARIES = {"torch": torchs, "ours": ours}
-
-
-class _Loop:
-    """The computation of a rank's stages and nothing else; a `PipelineStage` and a schedule to the functions above."""
-
-    def __init__(self, modules: Any, micros: int, loss_fn: Callable[..., Tensor]) -> None:
-        self.modules = modules if isinstance(modules, list) else [modules]
-        self.micros, self.loss_fn = micros, loss_fn
-
-    def step(self, *args: Any, target: Tensor | None = None) -> None:
-        for module in self.modules:
-            width = module.in_features
-            for micro in torch.ones(self.micros, width).tensor_split(self.micros):
-                y = module(micro.detach().requires_grad_())
-                if target is not None and module is self.modules[-1]:
-                    self.loss_fn(y, micro).backward()
-                else:
-                    y.backward(micro)
-
-
-class _Loops:
-    """The same names as the libraries'."""
-
-    ScheduleGPipe = Schedule1F1B = ScheduleInterleaved1F1B = _Loop
-
-    @staticmethod
-    def PipelineStage(module: nn.Module, *_: Any) -> nn.Module:  # noqa: N802
-        return module
-
-
-_CONTESTANTS: dict[str, Any] = {**LIBRARIES, "loop": _Loops}
+SCHEDULES = {"gpipe": ("ScheduleGPipe", 1), "1f1b": ("Schedule1F1B", 1), "interleaved": ("ScheduleInterleaved1F1B", 2)}
+"""A class of each library, and the stages of a rank."""
+LIBRARIES: Mapping[str, Any] = {"torch": torchs, "ours": ours}
 
 
 def measure(settings: PipelineSettings) -> dict[str, dict[str, Cost]]:
@@ -98,27 +52,43 @@ def measure(settings: PipelineSettings) -> dict[str, dict[str, Cost]]:
         By schedule and library the time of a step beyond the loop's, on the rank that takes longer by the median.
     """
     of_ranks = launch(_contest, settings.ranks, settings, timeout=600)
-    return {
-        name: {library: max(rank[name][library] for rank in of_ranks) for library in LIBRARIES} for name in SCHEDULES
-    }
+    return {name: {each: max(rank[name][each] for rank in of_ranks) for each in LIBRARIES} for name in SCHEDULES}
 
 
 def _contest(settings: PipelineSettings) -> dict[str, dict[str, Cost]]:
-    steps = {
-        (name, library): _step(make(module, kind, settings), settings)
-        for name, (kind, make) in SCHEDULES.items()
-        for library, module in _CONTESTANTS.items()
-    }
+    steps: dict[tuple[str, str], Step] = {}
+    last = dist.get_rank() == settings.ranks - 1
+    for name, (kind, count) in SCHEDULES.items():
+        steps[name, "loop"] = partial(_loop, settings, _modules(settings, count), last)
+        for each, library in LIBRARIES.items():
+            steps[name, each] = _step(library, kind, _modules(settings, count), settings)
     times = Contest(steps, "thread", settings.steps).run()
-    return {
-        name: costs({library: times[name, library] for library in _CONTESTANTS}, beyond="loop") for name in SCHEDULES
-    }
+    return {name: costs({who: times[name, who] for who in ("loop", *LIBRARIES)}, beyond="loop") for name in SCHEDULES}
 
 
-def _step(schedule: Any, settings: PipelineSettings) -> Step:
+def _modules(settings: PipelineSettings, count: int) -> list[nn.Linear]:
+    return [nn.Linear(settings.width, settings.width) for _ in range(count)]
+
+
+def _loop(settings: PipelineSettings, modules: Sequence[nn.Linear], last: bool, _: int) -> None:
+    """The computation of a rank's stages, the `last` of which has the loss, and nothing else."""
+    for module in modules:
+        for micro in torch.ones(settings.micros, settings.width).tensor_split(settings.micros):
+            y = module(micro.detach().requires_grad_())
+            if last and module is modules[-1]:
+                mse_loss(y, micro).backward()
+            else:
+                y.backward(micro)
+
+
+def _step(library: Any, kind: str, modules: Sequence[nn.Module], settings: PipelineSettings) -> Step:
+    rank, last, count = dist.get_rank(), settings.ranks - 1, len(modules) * settings.ranks
+    stages = [
+        library.PipelineStage(module, rank + at * settings.ranks, count, "cpu") for at, module in enumerate(modules)
+    ]
+    schedule = getattr(library, kind)(stages if len(stages) > 1 else stages[0], settings.micros, mse_loss)
     x = torch.ones(settings.micros, settings.width)
-    inputs = [x] if dist.get_rank() == 0 else []
-    target = x if dist.get_rank() == settings.ranks - 1 else None
+    inputs, target = [x] if rank == 0 else [], x if rank == last else None
 
     def step(_: int) -> None:
         schedule.step(*inputs, target=target)

@@ -1,20 +1,17 @@
-"""The settings of one run of the step benchmark, and their checks."""
+"""The settings of one run of the step benchmark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
+from minifsdp.course.bench.contestants import CONTESTANTS
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.outline import count_elements
-from minifsdp.course.system.resources import check_counts, check_names, check_seed
 from minifsdp.gpt import GPT
-
-COUNTS = ("ranks", "batch", "layers", "width", "heads", "context", "steps", "warm_up")
 
 
 @dataclass(frozen=True)
@@ -57,16 +54,3 @@ class Settings:
         heads = self.heads or max(h for h in range(1, 9) if self.width % h == 0)
         sizes = {"width": self.width, "heads": heads, "context": self.context}
         return {"parameters": count_elements(self.layers, **sizes), "layers": self.layers, **sizes}
-
-    def check(self, among: Mapping[str, Contestant]) -> None:
-        """Check the settings.
-
-        Raises:
-            ValueError: one of them is impossible; one line with the cure.
-        """
-        check_names("--only", self.only, among)
-        check_counts(self, COUNTS)
-        if self.heads and self.width % self.heads:
-            raise ValueError(f"--heads {self.heads} does not divide --width {self.width}: choose a divisor")
-        check_seed(self.seed)
-        self.batches()

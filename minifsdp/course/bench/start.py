@@ -17,10 +17,18 @@ from minifsdp.course.bench.settings import Settings
 from minifsdp.course.launch import launch
 from minifsdp.course.launch.world import Device, World, choose_world, is_first
 from minifsdp.course.link.emulated import parse_link
-from minifsdp.course.system.resources import ADAMW_BYTES, check_host_memory, check_writable_file
+from minifsdp.course.system.resources import (
+    ADAMW_BYTES,
+    check_counts,
+    check_host_memory,
+    check_names,
+    check_seed,
+    check_writable_file,
+)
 from minifsdp.course.system.whole_files import delivering
 from minifsdp.course.warm.scratch import scratch_folder
 
+COUNTS = ("ranks", "batch", "layers", "width", "heads", "context", "steps", "warm_up")
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
 
 Progress = Callable[[str, int, int], None]
@@ -64,7 +72,12 @@ def plan(
     Raises:
         ValueError: the request is impossible; one line that names the fault and the cure.
     """
-    settings.check(contestants)
+    check_names("--only", settings.only, contestants)
+    check_counts(settings, COUNTS)
+    if settings.heads and settings.width % settings.heads:
+        raise ValueError(f"--heads {settings.heads} does not divide --width {settings.width}: choose a divisor")
+    check_seed(settings.seed)
+    settings.batches()
     world = choose_world(settings.ranks, device, share_gpu)
     if world.device == "cpu":
         models = len(settings.only)
