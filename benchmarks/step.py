@@ -67,7 +67,7 @@ def measure(settings: Settings, runs: int, connections: int) -> dict[str, Any]:
     """
     records: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
-        plans = [start.plan(replace(settings, memory=number == 0), "cpu", Path(folder)) for number in range(runs)]
+        requests = [start.check(replace(settings, memory=number == 0), "cpu", Path(folder)) for number in range(runs)]
         with progress_bar() as bar:
             task = bar.add_task("starting", total=None)
 
@@ -75,8 +75,8 @@ def measure(settings: Settings, runs: int, connections: int) -> dict[str, Any]:
                 bar.update(task, description=f"{len(records) + 1}: {what}", completed=done, total=total)
 
             with patch.dict(os.environ, GLOO_SOCKET_IFNAME=",".join([LOOPBACK] * connections)):
-                for plan in plans:
-                    records.append(start.run(plan, show))
+                for request in requests:
+                    records.append(start.run(request, show))
                     if wrong := report.disagreement(records[-1]):
                         sys.exit(wrong)
     rows = []

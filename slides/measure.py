@@ -30,7 +30,7 @@ def main() -> None:
 def run(ranks: int) -> dict[str, Any]:
     """Of each rung the bytes of the rank that holds most, measured and predicted, and what a rank sends in a step."""
     with tempfile.TemporaryDirectory() as folder:
-        record: Any = ladder.run(ladder.plan(Settings(ranks=ranks), "cpu", Path(folder)), lambda *_: None)
+        record: Any = ladder.run(ladder.check(Settings(ranks=ranks), "cpu", Path(folder)), lambda *_: None)
     rungs = [
         {
             "name": rung["name"],

@@ -16,13 +16,13 @@ from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.tables import ladder_table
 
 
-def climb(settings: Settings, out: Path) -> ladder.Plan:
+def climb(settings: Settings, out: Path) -> ladder.Request:
     """A run on the CPU that leaves its files in `out`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIFSDP_DEVICE", "cpu")
-        plan = ladder.plan(settings, "cpu", out)
-        ladder.run(plan, lambda *_: None)
-    return plan
+        request = ladder.check(settings, "cpu", out)
+        ladder.run(request, lambda *_: None)
+    return request
 
 
 def record_in(out: Path) -> dict[str, Any]:
@@ -35,10 +35,10 @@ def explorer_in(out: Path) -> dict[str, Any]:
     return json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index,no-any-return]
 
 
-def assert_climbed(plan: ladder.Plan, out: Path, there: list[str], left_out: list[str], lanes: str) -> None:
+def assert_climbed(request: ladder.Request, out: Path, there: list[str], left_out: list[str], lanes: str) -> None:
     """The run has these rungs, names the others as left out, and leaves its files, the picture `lanes` among them."""
     assert [rung["name"] for rung in record_in(out)["rungs"]] == there
-    assert list(plan.left_out) == left_out
+    assert list(request.left_out) == left_out
     names = {"ladder.json", "memory.png", "memory.gif", lanes, "explore.html"}
     assert {path.name for path in out.iterdir()} == names | {f"trace-{name}.json" for name in there}
 

@@ -75,7 +75,7 @@ def record(folder):
         name: each._replace(build=partial(noting, name=name, contestant=each, folder=folder))
         for name, each in everybody.items()
     }
-    return start.run(start.plan(SMALL, "cpu", folder, contestants=noted), lambda *_: None)
+    return start.run(start.check(SMALL, "cpu", folder, contestants=noted), lambda *_: None)
 
 
 def by_name(record):
@@ -431,7 +431,7 @@ def test_what_does_not_fit_is_not_predicted():
     ids=["cpu", "shared", "no link"],
 )
 def test_when_there_is_nothing_to_predict(tmp_path, world, link, says):
-    prediction = start._predict(start.Plan(PAPER, CONTESTANTS, world, link, tmp_path), "NVIDIA H200")
+    prediction = start._predict(start.Request(PAPER, CONTESTANTS, world, link, tmp_path), "NVIDIA H200")
     assert prediction.seconds is None
     assert says in prediction.says
 
@@ -463,7 +463,7 @@ def command(monkeypatch, capsys, *options):
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_wrong_step_is_exit_code_1(monkeypatch, capsys, tmp_path, record, wrong):
-    monkeypatch.setattr(start, "run", lambda plan, show: record if wrong else honest(record))
+    monkeypatch.setattr(start, "run", lambda request, show: record if wrong else honest(record))
     code, out, errors = command(monkeypatch, capsys, "--device", "cpu", "--out", str(tmp_path))
     assert code == (1 if wrong else 0)
     assert ("wrong step's time is no result" in errors) == wrong
@@ -471,7 +471,7 @@ def test_a_wrong_step_is_exit_code_1(monkeypatch, capsys, tmp_path, record, wron
 
 
 def test_results_that_cannot_be_written_are_shown_all_the_same(monkeypatch, capsys, tmp_path, record):
-    def undelivered(plan, show):
+    def undelivered(request, show):
         raise UndeliveredError("--out gone cannot be written", honest(record))
 
     monkeypatch.setattr(start, "run", undelivered)

@@ -54,8 +54,8 @@ def seen(**changes: Any) -> Machine:
 
 
 def run(tmp_path: Path, seconds: float = 40.0, replaced: dict[str, Callable[..., Any]] | None = None) -> dict[str, Any]:
-    plan = doctor.plan(2, "cpu", tmp_path)
-    return doctor.run(replace(plan, seconds=seconds), no_progress, replaced)
+    request = doctor.check(2, "cpu", tmp_path)
+    return doctor.run(replace(request, seconds=seconds), no_progress, replaced)
 
 
 def verdict(record: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def test_all_is_well_on_two_ranks(tmp_path: Path) -> None:
 
 def test_one_rank_has_nobody_to_talk_to(tmp_path: Path) -> None:
     (tmp_path / "bandwidth.png").write_bytes(b"an earlier run's")
-    record = doctor.run(doctor.plan(1, "cpu", tmp_path), no_progress)
+    record = doctor.run(doctor.check(1, "cpu", tmp_path), no_progress)
     assert record["ok"]
     assert record["bandwidth"] == {}
     assert not (tmp_path / "bandwidth.png").exists()
@@ -497,7 +497,7 @@ def test_what_torch_says_of_gpus_reaches_the_record(monkeypatch: pytest.MonkeyPa
     well = machine.Finding(ranks.CHECKS, True, "all results are correct")
     monkeypatch.setattr(doctor, "ask_ranks", lambda _, findings, *rest: ranks.Ranks([*findings, well], [took] * 2))
     world = World(2, "nccl", (0, 1), False, "2 GPUs here")
-    found = doctor.run(doctor.Plan(world, here, False, None, 50.0, tmp_path), no_progress)
+    found = doctor.run(doctor.Request(world, here, False, None, 50.0, tmp_path), no_progress)
     assert found["ok"]
     assert found["versions"]["driver"] == "580.65.06"
     assert found["gpus"][0]["links"] == (None, "NV18")
@@ -670,16 +670,16 @@ def test_differences_are_told() -> None:
 
 
 def test_where_no_time_is_left_the_time_limit_is_not_negative(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """On a machine so slow that importing torch has taken all of it, the timer says so; the plan has to be one."""
+    """On a machine so slow that importing torch has taken all of it, the timer says so; the check has to be one."""
     limits: list[float] = []
 
-    def plan(*arguments: Any) -> Any:
+    def check(*arguments: Any) -> Any:
         limits.append(arguments[-1])
         raise ValueError("that will do")
 
     clock = iter([0.0, *[59.0] * 1000])
     monkeypatch.setattr("minifsdp.course.cli.doctor.time.monotonic", lambda: next(clock))
-    monkeypatch.setattr("minifsdp.course.doctor.plan", plan)
+    monkeypatch.setattr("minifsdp.course.doctor.check", check)
     monkeypatch.setattr(sys, "argv", ["minifsdp", "doctor", "--seconds", "60", "--out", str(tmp_path)])
     with pytest.raises(SystemExit):
         cli.main()

@@ -32,7 +32,7 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Explored:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIFSDP_DEVICE", "cpu")
         settings = Settings(rungs=RUNGS, steps=2, layers=3, width=35, context=16)
-        ladder.run(ladder.plan(settings, "cpu", out), lambda *_: None)
+        ladder.run(ladder.check(settings, "cpu", out), lambda *_: None)
     text = (out / "explore.html").read_text()
     data = re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL)
     assert data is not None

@@ -33,8 +33,8 @@ def climb(out: Path, progress: Any = lambda *_: None, **settings: Any) -> dict:
     """From within this process: the fork server is up."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIFSDP_DEVICE", "cpu")
-        plan = ladder.plan(Settings(layers=3, width=35, context=16, **settings), "cpu", out)
-        ladder.run(plan, progress)
+        request = ladder.check(Settings(layers=3, width=35, context=16, **settings), "cpu", out)
+        ladder.run(request, progress)
     return json.loads((out / "ladder.json").read_text())
 
 

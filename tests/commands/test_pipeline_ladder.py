@@ -30,18 +30,18 @@ def settings_on(ranks: int, **given: Any) -> Settings:
 
 
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 4])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ladder.Plan, Path]:
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ladder.Request, Path]:
     out = tmp_path_factory.mktemp("ladder")
     (out / "timeline.png").write_text("of another ladder")
     return climb(settings_on(request.param), out), out
 
 
 @pytest.fixture(scope="module")
-def record(run: tuple[ladder.Plan, Path]) -> dict[str, Any]:
+def record(run: tuple[ladder.Request, Path]) -> dict[str, Any]:
     return record_in(run[1])
 
 
-def test_the_rungs_that_so_many_ranks_can_climb(run: tuple[ladder.Plan, Path], record: dict[str, Any]) -> None:
+def test_the_rungs_that_so_many_ranks_can_climb(run: tuple[ladder.Request, Path], record: dict[str, Any]) -> None:
     there = len(ALL) if record["ranks"] == 4 else -2
     assert_climbed(*run, ALL[:there], ALL[there:], "pipeline.png")
 
@@ -92,7 +92,7 @@ def test_bubbles_by_the_formulas(record: dict[str, Any]) -> None:
     assert "alone" not in bubbles
 
 
-def test_the_explorer_names_the_units_of_all_ranks(run: tuple[ladder.Plan, Path], record: dict[str, Any]) -> None:
+def test_the_explorer_names_the_units_of_all_ranks(run: tuple[ladder.Request, Path], record: dict[str, Any]) -> None:
     data = explorer_in(run[1])
     units = {rung["name"]: rung["variants"][0]["units"] for rung in data["rungs"]}
     p = record["ranks"]
@@ -115,4 +115,4 @@ def test_the_table_fits_and_ticks(record: dict[str, Any]) -> None:
 )
 def test_what_cannot_be_is_refused_before_it_starts(given: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
-        ladder.plan(settings_on(4, **given), "cpu", tmp_path)
+        ladder.check(settings_on(4, **given), "cpu", tmp_path)

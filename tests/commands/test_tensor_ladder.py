@@ -28,17 +28,17 @@ def settings_on(ranks: int, **given: Any) -> Settings:
 
 
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 4])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ladder.Plan, Path]:
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ladder.Request, Path]:
     out = tmp_path_factory.mktemp("ladder")
     return climb(settings_on(request.param), out), out
 
 
 @pytest.fixture(scope="module")
-def record(run: tuple[ladder.Plan, Path]) -> dict[str, Any]:
+def record(run: tuple[ladder.Request, Path]) -> dict[str, Any]:
     return record_in(run[1])
 
 
-def test_the_rungs_that_so_many_ranks_can_climb(run: tuple[ladder.Plan, Path], record: dict[str, Any]) -> None:
+def test_the_rungs_that_so_many_ranks_can_climb(run: tuple[ladder.Request, Path], record: dict[str, Any]) -> None:
     there = len(ALL) if record["ranks"] == 4 else -1
     assert_climbed(*run, ALL[:there], ALL[there:], "timeline.png")
     assert (record["axis"], record["heads"]) == ("tensor", 12)
@@ -79,7 +79,7 @@ def test_the_table_fits_and_ticks(record: dict[str, Any]) -> None:
     assert_the_table_fits_and_ticks(record)
 
 
-def test_the_explorer_shows_parts(run: tuple[ladder.Plan, Path]) -> None:
+def test_the_explorer_shows_parts(run: tuple[ladder.Request, Path]) -> None:
     """A rank has a part of every block at all times; with FSDP2 outside, the part of a part is gathered."""
     data = explorer_in(run[1])
     for rung in data["rungs"]:

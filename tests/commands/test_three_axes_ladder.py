@@ -28,17 +28,17 @@ def settings(**given: Any) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[ladder.Plan, Path]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[ladder.Request, Path]:
     out = tmp_path_factory.mktemp("ladder")
     return climb(settings(ranks=8), out), out
 
 
 @pytest.fixture(scope="module")
-def record(run: tuple[ladder.Plan, Path]) -> dict[str, Any]:
+def record(run: tuple[ladder.Request, Path]) -> dict[str, Any]:
     return record_in(run[1])
 
 
-def test_three_axes_are_a_rung_like_others(run: tuple[ladder.Plan, Path], record: dict[str, Any]) -> None:
+def test_three_axes_are_a_rung_like_others(run: tuple[ladder.Request, Path], record: dict[str, Any]) -> None:
     assert_climbed(*run, ALL, [], "pipeline.png")
     assert_losses_equal_one_process(record)
     assert_bytes_are_as_predicted_on_every_rank(record)
@@ -56,7 +56,7 @@ def test_bytes_by_axis_are_as_predicted_on_every_rank(record: dict[str, Any]) ->
 
 def test_fewer_ranks_make_no_three_axes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--rungs 3d: 4 ranks are no mesh of three axes.*choose 8"):
-        ladder.plan(settings(ranks=4), "cpu", tmp_path)
+        ladder.check(settings(ranks=4), "cpu", tmp_path)
 
 
 def test_a_recipe_is_climbed_beside_a_rung(tmp_path: Path) -> None:
@@ -80,4 +80,4 @@ def test_a_recipe_is_climbed_beside_a_rung(tmp_path: Path) -> None:
 def test_a_recipe_that_does_not_go(tmp_path: Path, recipe: str, ranks: int, says: str) -> None:
     given = settings(ranks=ranks, rungs=("ddp",)).beside(("ddp",), [Recipe.parse(recipe)])
     with pytest.raises(ValueError, match=says):
-        ladder.plan(given, "cpu", tmp_path)
+        ladder.check(given, "cpu", tmp_path)

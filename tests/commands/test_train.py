@@ -246,7 +246,7 @@ def test_what_a_killed_run_left_is_ignored_and_deleted(monkeypatch, tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rank-0.pt").touch()
     with pytest.raises(ValueError, match="contains no checkpoint"):
-        course.plan(settings, "cpu", tmp_path / "out")
+        course.check(settings, "cpu", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
@@ -343,7 +343,7 @@ def kill_and_go_on(folder: Path, kills: int, expected: list[float], seed: int = 
         shutil.rmtree(kept)
         kept.mkdir()
     goes_on = replace(settings, resume=steps_in(kept) > 0)
-    record = course.run(course.plan(goes_on, "cpu", folder / "out"), lambda *_: None)
+    record = course.run(course.check(goes_on, "cpu", folder / "out"), lambda *_: None)
     assert record is not None
     assert record["losses"] == expected
     last = [f"step-{step:08}" for step in (len(expected) - 3, len(expected))]
@@ -409,10 +409,10 @@ def test_record_and_curve(tmp_path, monkeypatch):
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
     settings = Settings(**{**TINY, "ledger": True}, ranks=2, steps=2, checkpoint=tmp_path / "kept")
     told = []
-    assert course.run(course.plan(settings, "cpu", tmp_path), lambda *what: told.append(what)) is not None
+    assert course.run(course.check(settings, "cpu", tmp_path), lambda *what: told.append(what)) is not None
     assert [step for step, _, _ in told] == [1, 2]
     settings = replace(settings, steps=3, resume=True)
-    record = course.run(course.plan(settings, "cpu", tmp_path), lambda *_: None)
+    record = course.run(course.check(settings, "cpu", tmp_path), lambda *_: None)
     assert json.loads((tmp_path / "train.json").read_text()) == record
     assert record["begun_at_step"] == 2
     assert len(record["losses"]) == 3
@@ -592,7 +592,7 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIFSDP_DEVICE", "cpu")
         settings = Settings(**TINY, ranks=1, strategy="ddp", steps=2, checkpoint=folder / "kept")
-        course.run(course.plan(settings, "cpu", folder), lambda *_: None)
+        course.run(course.check(settings, "cpu", folder), lambda *_: None)
     return folder / "kept"
 
 
@@ -687,10 +687,10 @@ def test_a_checkpoint_without_a_list_of_its_files_is_taken_if_they_are_there(mon
     kept = Path(shutil.copytree(trained, tmp_path / "kept"))
     without_list(kept / "step-00000002")
     settings = Settings(**TINY, checkpoint=kept, resume=True)
-    assert course.plan(settings, "cpu", tmp_path / "out").step == 2
+    assert course.check(settings, "cpu", tmp_path / "out").step == 2
     (kept / "step-00000002" / ".metadata").unlink()
     with pytest.raises(ValueError, match=r"step-00000002 is damaged \(.metadata is missing\)"):
-        course.plan(settings, "cpu", tmp_path / "out")
+        course.check(settings, "cpu", tmp_path / "out")
 
 
 def test_a_checkpoint_under_another_name_is_refused(monkeypatch, capsys, tmp_path, trained):
@@ -707,7 +707,7 @@ def test_random_numbers_of_other_ranks_are_not_asked_for(monkeypatch, tmp_path, 
     """On another number of ranks each begins new ones, so nothing is lost with them."""
     kept = Path(shutil.copytree(trained, tmp_path / "kept"))
     (kept / "step-00000002" / "rank-0.pt").unlink()
-    assert course.plan(Settings(**TINY, checkpoint=kept, resume=True), "cpu", tmp_path / "out").step == 2
+    assert course.check(Settings(**TINY, checkpoint=kept, resume=True), "cpu", tmp_path / "out").step == 2
 
 
 def test_a_file_with_the_name_of_a_checkpoint_is_refused(monkeypatch, capsys, tmp_path):

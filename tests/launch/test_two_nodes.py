@@ -79,7 +79,7 @@ def test_the_ladder_has_the_losses_that_it_has_on_one(tmp_path: Path, monkeypatc
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
     settings = Settings(ranks=4, rungs=RUNGS, steps=2, layers=2, width=32)
-    ladder.run(ladder.plan(settings, "cpu", tmp_path / "one"), lambda *_: None)
+    ladder.run(ladder.check(settings, "cpu", tmp_path / "one"), lambda *_: None)
     assert losses(tmp_path / "out0") == losses(tmp_path / "one")
     assert [*losses(tmp_path / "one")] == [*RUNGS]
 

@@ -57,11 +57,11 @@ def benchmark(monkeypatch, tmp_path):
         ran = []
         interfaces.clear()
 
-        def answer(plan, show):
+        def answer(request, show):
             show("plain: timing", 1, 2)
-            ran.append(plan.settings)
+            ran.append(request.settings)
             interfaces.append(os.environ["GLOO_SOCKET_IFNAME"].split(","))
-            return of(plan.settings)
+            return of(request.settings)
 
         out = tmp_path / "step.json"
         monkeypatch.setattr(start, "run", answer)

@@ -316,7 +316,7 @@ def test_the_ladder_keeps_what_ranks_have_recorded(
 
     monkeypatch.setattr(ladder, "launch", on_a_gpu)
     small = Settings(ranks=2, rungs=("fsdp",), steps=1, batch=2, layers=1, width=35, context=8)
-    made = ladder.run(ladder.plan(small, "cpu", tmp_path), lambda *_: None)
+    made = ladder.run(ladder.check(small, "cpu", tmp_path), lambda *_: None)
     assert made is not None
     assert json.loads((tmp_path / "ladder.json").read_text())["rungs"][0]["cuda"] == recorded
     assert (tmp_path / "snapshot-fsdp.pickle").read_bytes() == b"of this run"

@@ -35,7 +35,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Request:
     """A run that has passed every check.
 
     Attributes:
@@ -50,7 +50,7 @@ class Plan:
     out: Path
 
 
-def plan(
+def check(
     settings: Settings,
     device: Device,
     out: Path,
@@ -58,7 +58,7 @@ def plan(
     *,
     link: str | None = None,
     contestants: Mapping[str, Contestant] = CONTESTANTS,
-) -> Plan:
+) -> Request:
     """Check everything that can be checked before a rank starts, and make the output folder.
 
     Args:
@@ -85,10 +85,10 @@ def plan(
     measured = None if link is None else parse_link(link)
     for name in ("bench.json", "bench.png"):
         check_writable_file(out / name)
-    return Plan(settings, contestants, world, (measured.latency, measured.bandwidth) if measured else None, out)
+    return Request(settings, contestants, world, (measured.latency, measured.bandwidth) if measured else None, out)
 
 
-def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
+def run(request: Request, progress: Progress) -> dict[str, Any] | None:
     """Measure time, memory and losses of all contestants; write `bench.json` and `bench.png`.
 
     Returns:
@@ -98,7 +98,7 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
         RankError: a rank has failed.
         UndeliveredError: the output folder can no longer be written; names the folder that has the files.
     """
-    settings, world = plan.settings, plan.world
+    settings, world = request.settings, request.world
     where: Any = {"backend": world.backend, "share_gpu": world.shares_gpu, "timeout": TIME_LIMIT}
     progress("one process", 0, 1)
     reference = launch(train_alone, 1, settings, **where)[0]
@@ -106,27 +106,27 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
         compete,
         settings.ranks,
         settings,
-        plan.contestants,
+        request.contestants,
         on_report=lambda _, what: progress(*what),
         **where,
     )
     if not is_first():
         return None
     progress("the device model", 0, 1)
-    record = make_record(settings, plan.contestants, world, reference, ranks, _predict(plan, ranks[0]["device"]))
-    with scratch_folder("minifsdp-bench-") as staging, delivering(staging, plan.out, record):
+    record = make_record(settings, request.contestants, world, reference, ranks, _predict(request, ranks[0]["device"]))
+    with scratch_folder("minifsdp-bench-") as staging, delivering(staging, request.out, record):
         (staging / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
         plots.bench_figure(record, staging / "bench.png")
     return record
 
 
-def _predict(plan: Plan, gpu: str) -> Prediction:
+def _predict(request: Request, gpu: str) -> Prediction:
     """The device model's prediction of this run."""
-    if plan.world.device == "cpu":
+    if request.world.device == "cpu":
         return Prediction(None, "the device model is of GPUs: none on CPU")
-    if plan.world.shares_gpu:
+    if request.world.shares_gpu:
         return Prediction(None, "the device model does not cover ranks that share a GPU")
-    if plan.link is None and plan.settings.ranks > 1:
+    if request.link is None and request.settings.ranks > 1:
         return Prediction(None, "the device model needs the link's numbers: --measured-link, from `minifsdp doctor`")
-    latency, bandwidth = plan.link or (0.0, 1.0)  # one rank sends nothing
-    return predict(plan.settings, gpu, bandwidth, latency)
+    latency, bandwidth = request.link or (0.0, 1.0)  # one rank sends nothing
+    return predict(request.settings, gpu, bandwidth, latency)

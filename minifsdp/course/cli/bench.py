@@ -65,10 +65,10 @@ def bench(
         ranks_asked_for(ranks, DEFAULT.ranks), names, batch, layers, width, heads, context, steps, warm_up, seed, memory
     )
     try:
-        plan = start.plan(settings, device, out, share_gpu, link=measured_link)  # type: ignore[arg-type]
+        request = start.check(settings, device, out, share_gpu, link=measured_link)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
-    tell(plan.world)
+    tell(request.world)
     try:
         with cleaning_up(), progress_bar(shown=is_first()) as bar:
             task = bar.add_task("starting", total=None)
@@ -76,7 +76,7 @@ def bench(
             def show(what: str, done: int, total: int) -> None:
                 bar.update(task, description=what, completed=done, total=total)
 
-            record = start.run(plan, show)
+            record = start.run(request, show)
     except KeyboardInterrupt:
         fail("interrupted, nothing was written", code=130)
     except RankError as error:

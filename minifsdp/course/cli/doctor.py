@@ -64,10 +64,10 @@ def doctor(
 
             left = max(1.0, seconds - (time.monotonic() - start) - MARGIN)  # with less left, the timer ends it
             try:
-                plan = course.plan(ranks, device, out, share_gpu, peak, left)  # type: ignore[arg-type]
-                if plan.world is not None:
-                    tell(plan.world)
-                record = course.run(plan, show)
+                request = course.check(ranks, device, out, share_gpu, peak, left)  # type: ignore[arg-type]
+                if request.world is not None:
+                    tell(request.world)
+                record = course.run(request, show)
             except ValueError as error:
                 fail(str(error), code=2)
             except KeyboardInterrupt:

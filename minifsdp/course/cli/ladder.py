@@ -30,7 +30,7 @@ from minifsdp.course.system.whole_files import UndeliveredError
 from minifsdp.recipe import Recipe
 
 if TYPE_CHECKING:
-    from minifsdp.course.ladder.run import Plan
+    from minifsdp.course.ladder.run import Request
 
 DEFAULT = Settings(steps=10)  # enough for a median, since the rungs take each step in turn
 OTHERS = {axis: Settings.on(axis) for axis in AXES if axis != DEFAULT.axis}
@@ -113,14 +113,14 @@ def ladder(
         if batch is None:
             settings = replace(settings, batch=settings.rows * ceil(DEFAULT.batch / settings.rows))
         out = Path(AXES[axis].folder) if out is None else out
-        plan = course.plan(settings, device, out, share_gpu)  # type: ignore[arg-type]
+        request = course.check(settings, device, out, share_gpu)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
-    tell(plan.world)
-    _run(plan)
+    tell(request.world)
+    _run(request)
 
 
-def _run(plan: Plan) -> None:
+def _run(request: Request) -> None:
     """Climb as planned, with a progress bar, and print the results."""
     from minifsdp.course.ladder import run as course
     from minifsdp.course.ladder.tables import ladder_table
@@ -132,7 +132,7 @@ def _run(plan: Plan) -> None:
             bar.update(task, description=what, completed=done, total=total)
 
         try:
-            record = course.run(plan, show)
+            record = course.run(request, show)
         except KeyboardInterrupt:
             fail("interrupted, nothing was written", code=130)
         except RankError as error:
@@ -143,14 +143,14 @@ def _run(plan: Plan) -> None:
     if record is not None:
         console = new_console()
         console.print(ladder_table(record))
-        console.print(_files(plan, len(record["rungs"])))
-        for name, fault in plan.left_out.items():
+        console.print(_files(request, len(record["rungs"])))
+        for name, fault in request.left_out.items():
             console.print(f"left out: {name} ({fault})")
 
 
-def _files(plan: Plan, traces: int) -> str:
+def _files(request: Request, traces: int) -> str:
     """A line that names the files of a ladder."""
-    on_gpu = ", allocator.png, snapshots (pytorch.org/memory_viz opens them)" if plan.world.gpus else ""
-    lanes = "pipeline.png" if plan.settings.axis == "pipeline" else "timeline.png"
+    on_gpu = ", allocator.png, snapshots (pytorch.org/memory_viz opens them)" if request.world.gpus else ""
+    lanes = "pipeline.png" if request.settings.axis == "pipeline" else "timeline.png"
     pictures = f"memory.png, memory.gif, {lanes}, explore.html (open it in a browser){on_gpu}"
-    return f"{plan.out}: ladder.json, {pictures} and {traces} traces (ui.perfetto.dev opens them)"
+    return f"{request.out}: ladder.json, {pictures} and {traces} traces (ui.perfetto.dev opens them)"

@@ -30,7 +30,7 @@ from minifsdp.course.train.folder import CheckpointError, latest
 from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, STRATEGIES, Settings
 
 if TYPE_CHECKING:
-    from minifsdp.course.train import Plan
+    from minifsdp.course.train import Request
 
 DEFAULT = Settings()
 
@@ -149,28 +149,28 @@ def train(
     try:
         if replicas is not None:
             settings.check_replicas()
-        plan = course.plan(settings, device, out, share_gpu)  # type: ignore[arg-type]
+        request = course.check(settings, device, out, share_gpu)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
-    tell(plan.world)
-    _run(plan)
+    tell(request.world)
+    _run(request)
 
 
-def _run(plan: Plan) -> None:
+def _run(request: Request) -> None:
     """Train as planned, with a progress bar, and print the results."""
     from minifsdp.course import train as course
     from minifsdp.course.train.report import summary
 
-    settings = plan.settings
+    settings = request.settings
     with cleaning_up(), progress_bar(shown=is_first()) as bar, _failures(settings, bar):
-        task = bar.add_task("starting", total=settings.steps, completed=plan.step)
+        task = bar.add_task("starting", total=settings.steps, completed=request.step)
 
         def show(step: int, steps: int, loss: float) -> None:
             speed = bar.tasks[0].speed
             rate = "" if speed is None else f", {speed * settings.batch * settings.context:,.0f} tokens/s"
             bar.update(task, description=f"loss {loss:.4f}{rate}", completed=step)
 
-        record = course.run(plan, show)
+        record = course.run(request, show)
     if record is not None:
         new_console().print(summary(record))
-        print(f"{plan.out}: train.json and loss.png")
+        print(f"{request.out}: train.json and loss.png")

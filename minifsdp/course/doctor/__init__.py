@@ -1,6 +1,6 @@
 """The doctor: this machine's hardware, a test of its ranks, their bandwidth, and the labs that they can run.
 
-plan(...)   checks the request, looks at the machine
+check(...)   checks the request, looks at the machine
 run(...)    checks the machine, starts the ranks, measures; writes doctor.json and bandwidth.png
 """
 
@@ -25,13 +25,13 @@ from minifsdp.course.system.resources import check_writable
 from minifsdp.course.system.whole_files import delivering
 from minifsdp.course.warm.scratch import scratch_folder
 
-__all__ = ["Finding", "Plan", "Progress", "plan", "run"]
+__all__ = ["Finding", "Progress", "Request", "check", "run"]
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Request:
     """A request that has passed every check. `world` is None if the driver is broken and the CPU was not asked for."""
 
     world: World | None
@@ -42,14 +42,14 @@ class Plan:
     out: Path
 
 
-def plan(
+def check(
     ranks: int | None,
     device: Device,
     out: Path,
     share_gpu: bool | None = None,
     peak_rate: str | None = None,
     seconds: float = 60.0,
-) -> Plan:
+) -> Request:
     """Check the request, look at the machine, and make the output folder.
 
     Args:
@@ -77,14 +77,16 @@ def plan(
     except ValueError as error:
         raise ValueError(f"{error} ({driver.what})" if driver.cure else str(error)) from None
     check_writable(out)
-    return Plan(world, here, on_cpu, given, seconds - (time.monotonic() - start), out)
+    return Request(world, here, on_cpu, given, seconds - (time.monotonic() - start), out)
 
 
-def run(plan: Plan, progress: Progress, replaced: Mapping[str, Callable[..., Any]] | None = None) -> dict[str, Any]:
+def run(
+    request: Request, progress: Progress, replaced: Mapping[str, Callable[..., Any]] | None = None
+) -> dict[str, Any]:
     """Check the machine, start the ranks, and write the results.
 
     Args:
-        plan: from `plan`.
+        request: from `check`.
         progress: called with the current step, the number of steps done, and their total.
         replaced: collectives to check instead of those of `minifsdp.comm`, by name.
 
@@ -95,12 +97,12 @@ def run(plan: Plan, progress: Progress, replaced: Mapping[str, Callable[..., Any
         ValueError: a lab does not state its number of ranks.
         UndeliveredError: the output folder can no longer be written; names the folder that has the files.
     """
-    here, world = plan.machine, plan.world
+    here, world = request.machine, request.world
     start, known = time.monotonic(), labs.read_labs()
-    findings = machine.check_machine(here, world, plan.on_cpu)
+    findings = machine.check_machine(here, world, request.on_cpu)
     said = Ranks()
     if world is not None:
-        said = ask_ranks(world, findings, plan.seconds, progress, replaced)
+        said = ask_ranks(world, findings, request.seconds, progress, replaced)
         findings = said.findings
     measured = bandwidth.results(said.measured) if said.measured else {}
     record = {
@@ -116,11 +118,11 @@ def run(plan: Plan, progress: Progress, replaced: Mapping[str, Callable[..., Any
         "gpus": [asdict(gpu) for gpu in here.gpus],
         "findings": [asdict(finding) for finding in findings],
         "bandwidth": measured,
-        "peak": (plan.peak or _peak(here, world, said))._asdict(),
+        "peak": (request.peak or _peak(here, world, said))._asdict(),
         "labs": [asdict(lab) | {"worlds": labs.worlds_of(lab, len(here.gpus))} for lab in known],
     }
     if is_first():
-        _write(record, plan.out)
+        _write(record, request.out)
     return record
 
 

@@ -40,7 +40,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Request:
     """A run that has passed every check.
 
     Attributes:
@@ -55,7 +55,7 @@ class Plan:
     left_out: dict[str, str]
 
 
-def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None = None) -> Plan:
+def check(settings: Settings, device: Device, out: Path, share_gpu: bool | None = None) -> Request:
     """Check everything that can be checked before a rank starts, and make the output folder.
 
     Raises:
@@ -80,7 +80,7 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
     left_out = _left_out(settings, settings.faults(sizes))
     settings = replace(settings, rungs=tuple(name for name in settings.rungs if name not in left_out))
     check_writable(out)
-    return Plan(settings, corpus, world, sizes, out, left_out)
+    return Request(settings, corpus, world, sizes, out, left_out)
 
 
 def _left_out(settings: Settings, faults: dict[str, str]) -> dict[str, str]:
@@ -98,7 +98,7 @@ def _left_out(settings: Settings, faults: dict[str, str]) -> dict[str, str]:
     return {name: faults[name] for name in wrong}
 
 
-def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
+def run(request: Request, progress: Progress) -> dict[str, Any] | None:
     """Train, measure and trace; write `ladder.json`, the pictures, `explore.html` and the traces.
 
     On a GPU also `allocator.png` and, for torch's memory viewer (pytorch.org/memory_viz), a snapshot of each rung.
@@ -112,7 +112,7 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
         RankError: a rank has failed.
         UndeliveredError: the output folder can no longer be written; names the folder that has the files.
     """
-    settings = plan.settings
+    settings = request.settings
 
     lanes: dict[str, list[Span]] = {}
 
@@ -123,7 +123,7 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
             lanes.update((name, read_trace(staging / f"trace-{name}.json")) for name in settings.rungs)
 
     progress("one process", 0, 1)
-    where: Any = {"timeout": TIME_LIMIT, "backend": plan.world.backend, "share_gpu": plan.world.shares_gpu}
+    where: Any = {"timeout": TIME_LIMIT, "backend": request.world.backend, "share_gpu": request.world.shares_gpu}
     reference = launch(train_alone, 1, settings, **where)[0]
     with scratch_folder("minifsdp-ladder-") as staging:
         ranks = launch(
@@ -138,23 +138,23 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
             return None
         for name, rung in ranks[0].items():
             rung["traced"] = replace(rung["traced"], spans=lanes[name])
-        record = _record(plan, reference, ranks)
-        with delivering(staging, plan.out, record):
+        record = _record(request, reference, ranks)
+        with delivering(staging, request.out, record):
             (staging / "ladder.json").write_text(_one_line_per_list(json.dumps(record, indent=1)) + "\n")
-            pictures.draw(settings, record, ranks, staging, plan.world)
-        _forget_earlier(plan.out, staging)
+            pictures.draw(settings, record, ranks, staging, request.world)
+        _forget_earlier(request.out, staging)
     return record
 
 
-def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    settings = plan.settings
-    setting = replace(closed_form_setting(settings.ranks, plan.world), batch=settings.batch)
+def _record(request: Request, reference: list[float], ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    settings = request.settings
+    setting = replace(closed_form_setting(settings.ranks, request.world), batch=settings.batch)
     replays = pictures.replays(settings, ranks)
     rungs = []
     for name in settings.rungs:
         ours = [rank[name] for rank in ranks]
         rung, places = settings.rung(name), [replace(setting, rank=rank) for rank in range(len(ranks))]
-        predicted = [rung.predict(plan.sizes, place, settings.limit) for place in places]
+        predicted = [rung.predict(request.sizes, place, settings.limit) for place in places]
         rungs.append(
             {
                 "name": name,
@@ -164,7 +164,7 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
                 "predicted": [asdict(each) for each in predicted],
                 "collectives": ours[0]["collectives"],
                 "sent": [rank["sent"] for rank in ours],
-                "predicted_sent": [rung.sent(plan.sizes, place, settings.limit) for place in places],
+                "predicted_sent": [rung.sent(request.sizes, place, settings.limit) for place in places],
                 "overlap": overlap(ours[0]["traced"].spans) if settings.ranks > 1 else None,
                 "traced_seconds": ours[0]["traced"].seconds,
                 "cuda": ours[0]["cuda"],
@@ -173,15 +173,15 @@ def _record(plan: Plan, reference: list[float], ranks: list[dict[str, dict[str, 
             }
         )
     return {
-        "parameters": sum(plan.sizes.parameters),
+        "parameters": sum(request.sizes.parameters),
         "ranks": settings.ranks,
-        "device": torch.cuda.get_device_name() if plan.world.gpus else "cpu",
-        "backend": plan.world.backend,
-        "world": str(plan.world),
+        "device": torch.cuda.get_device_name() if request.world.gpus else "cpu",
+        "backend": request.world.backend,
+        "world": str(request.world),
         "torch": torch.__version__,
-        "data": {"name": plan.corpus.name, "bytes": plan.corpus.bytes},
+        "data": {"name": request.corpus.name, "bytes": request.corpus.bytes},
         **_options(settings),
-        "units": [sum(unit) for unit in plan.sizes.units],
+        "units": [sum(unit) for unit in request.sizes.units],
         "reference_losses": reference,
         "rungs": rungs,
     }

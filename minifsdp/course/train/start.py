@@ -25,7 +25,7 @@ Progress = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Request:
     """A run that has passed every check and can start.
 
     Attributes:
@@ -42,7 +42,7 @@ class Plan:
     step: int = 0
 
 
-def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None = None) -> Plan:
+def check(settings: Settings, device: Device, out: Path, share_gpu: bool | None = None) -> Request:
     """Check everything that can be checked before a rank starts, and create the folders.
 
     Raises:
@@ -61,14 +61,14 @@ def plan(settings: Settings, device: Device, out: Path, share_gpu: bool | None =
         if whole is not None:
             step = checkpoint.check_same_task(whole, settings, data)
         check_writable(out)
-    return Plan(settings, data, world, out, whole, step)
+    return Request(settings, data, world, out, whole, step)
 
 
-def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
+def run(request: Request, progress: Progress) -> dict[str, Any] | None:
     """Train; write `train.json` and `loss.png`.
 
     Args:
-        plan: the checked run.
+        request: the checked run.
         progress: called now and then with the steps done, the total steps, and the loss.
 
     Returns:
@@ -82,13 +82,13 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
     try:
         ranks = launch(
             train,
-            plan.settings.ranks,
-            plan.settings,
-            plan.data,
-            plan.whole,
-            timeout=plan.settings.time_limit,
-            backend=plan.world.backend,
-            share_gpu=plan.world.shares_gpu,
+            request.settings.ranks,
+            request.settings,
+            request.data,
+            request.whole,
+            timeout=request.settings.time_limit,
+            backend=request.world.backend,
+            share_gpu=request.world.shares_gpu,
             on_report=lambda _, what: progress(*what),
         )
     except RankError as error:
@@ -96,11 +96,11 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any] | None:
             raise CheckpointError(said[1]) from error
         raise
     finally:
-        _tidy(plan.settings.checkpoint)
+        _tidy(request.settings.checkpoint)
     if not is_first():
         return None
-    record = report.record(plan.settings, plan.data, plan.world, plan.step, ranks)
-    report.write(record, plan.out)
+    record = report.record(request.settings, request.data, request.world, request.step, ranks)
+    report.write(record, request.out)
     return record
 
 
