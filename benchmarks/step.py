@@ -26,7 +26,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for `tools`, and so that a plain `python` does
 
 from minifsdp.course.bench import report, start
-from minifsdp.course.bench.settings import Settings
+from minifsdp.course.bench.settings import BenchSettings
 from minifsdp.course.cli.common import progress_bar, run_script
 from minifsdp.course.system.resources import check_writable_file
 from tools.cpu_records import about, cpu_records_folder, write_record
@@ -54,7 +54,7 @@ ONLY = (
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def measure(settings: Settings, runs: int, connections: int) -> dict[str, Any]:
+def measure(settings: BenchSettings, runs: int, connections: int) -> dict[str, Any]:
     """What the record has of one width; ends with exit code 1 if somebody computes something else.
 
     Args:
@@ -145,7 +145,7 @@ def main() -> int:
         else:
             check_writable_file(path)
             record = {**about("step"), "ranks": given.ranks, "runs": given.runs, "steps": given.steps}
-            settings = Settings(given.ranks, ONLY, steps=given.steps)
+            settings = BenchSettings(given.ranks, ONLY, steps=given.steps)
             of_width = {width: replace(settings, width=width, context=CONTEXTS[width]) for width in given.width}
             sizes = [measure(of_width[width], given.runs, connections) for width, connections in cases]
         two = _read(of_two) if given.ranks > 2 and of_two.exists() else []

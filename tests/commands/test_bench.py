@@ -22,7 +22,7 @@ from minifsdp.course import cli, plots
 from minifsdp.course.bench import compete, memory, report, start
 from minifsdp.course.bench.contestants import BASELINES, CONTESTANTS, Contestant
 from minifsdp.course.bench.prediction import GPUS, PREDICTED, predict
-from minifsdp.course.bench.settings import Settings
+from minifsdp.course.bench.settings import BenchSettings
 from minifsdp.course.ladder.rungs import RUNGS, plain
 from minifsdp.course.ladder.step import take_step
 from minifsdp.course.launch import launch, rank_device
@@ -36,7 +36,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 HONEST = ("plain", "torch-ddp-view", "torch-fsdp1", "torch-fsdp2", "our-ddp", "our-fsdp-grad-op", "zero1", "fsdp-limit")
 WRONG = ("alone", "broken")
-SMALL = Settings(only=HONEST + WRONG, layers=2, width=32, context=16, steps=3, warm_up=2)
+SMALL = BenchSettings(only=HONEST + WRONG, layers=2, width=32, context=16, steps=3, warm_up=2)
 
 
 def broken(model):

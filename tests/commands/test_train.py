@@ -35,7 +35,7 @@ from minifsdp.course.launch.world import choose_world
 from minifsdp.course.train import checkpoint, report, start
 from minifsdp.course.train.folder import clean, held, latest, prune
 from minifsdp.course.train.loop import take_step, train
-from minifsdp.course.train.settings import STRATEGIES, TASK, Settings
+from minifsdp.course.train.settings import STRATEGIES, TASK, TrainSettings
 from minifsdp.course.train.state import State, begin
 from minifsdp.course.warm.client import Process
 from minifsdp.gpt import GPT
@@ -47,7 +47,7 @@ OPTIONS = [f"--{name}={value}" for name, value in TINY.items() if name != "ledge
 TEXT = "what it is"
 
 
-class WithDropout(Settings):
+class WithDropout(TrainSettings):
     """Whose losses depend on the random numbers of every rank."""
 
     def model(self) -> GPT:
@@ -57,7 +57,7 @@ class WithDropout(Settings):
         return model
 
 
-def losses(settings: Settings, whole: Path | None = None) -> list[float]:
+def losses(settings: TrainSettings, whole: Path | None = None) -> list[float]:
     return train(settings, TEXT, whole)["losses"]
 
 
@@ -86,14 +86,14 @@ def goes_on_bit_for_bit(options: dict[str, Any]) -> None:
 
 @check()
 def learns() -> None:
-    given = losses(Settings(**TINY, steps=30, lr=1e-2))
+    given = losses(TrainSettings(**TINY, steps=30, lr=1e-2))
     assert given[-1] < given[0] - 0.5
 
 
 @check()
 def batch_is_of_the_step() -> None:
     """However many micro-batches it is cut into, reduced each or all at once."""
-    whole = Settings(**TINY, steps=4)
+    whole = TrainSettings(**TINY, steps=4)
     expected = losses(whole)
     for no_sync in (False, True):
         assert losses(replace(whole, accumulate=3, no_sync=no_sync)) == pytest.approx(expected, rel=1e-5)
@@ -102,7 +102,7 @@ def batch_is_of_the_step() -> None:
 @check()
 def keeps_as_many_as_asked() -> None:
     with shared_folder() as folder:
-        losses(Settings(**TINY, steps=7, checkpoint=folder, every=2, keep=3))
+        losses(TrainSettings(**TINY, steps=7, checkpoint=folder, every=2, keep=3))
         if dist.get_rank() == 0:
             assert sorted(path.name for path in folder.iterdir()) == [".lock", *(f"step-{n:08}" for n in (4, 6, 7))]
 
@@ -110,7 +110,7 @@ def keeps_as_many_as_asked() -> None:
 @check()
 def scale_is_kept() -> None:
     """One that is too large costs a step on every rank, and a restart knows what was learnt from it."""
-    settings, where = Settings(**TINY, precision="fp16"), torch.device("cpu")
+    settings, where = TrainSettings(**TINY, precision="fp16"), torch.device("cpu")
     state = begin(settings, where)
     state.scaler.load_state_dict({**state.scaler.state_dict(), "scale": 2.0**40})
     before = [p.detach().clone() for p in state.model.parameters()]
@@ -133,7 +133,7 @@ def test_on_ranks(monkeypatch, ranks, name):
 
 def test_other_ranks_and_strategies_go_on_from_it(monkeypatch, tmp_path):
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
-    whole = Settings(**TINY, steps=6)
+    whole = TrainSettings(**TINY, steps=6)
     flat, each = tmp_path / "flat" / "step-00000003", tmp_path / "each" / "step-00000003"
 
     def on_two_ranks() -> list[list[float]]:
@@ -167,7 +167,7 @@ class Killed(BaseException):
 def test_a_kill_at_any_system_call_leaves_a_whole_checkpoint(monkeypatch, tmp_path):
     """Every fsync, rename and deletion of a save in turn is the last thing that the process does not do."""
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
-    settings = Settings(**{**TINY, "layers": 1}, ranks=1, strategy="ddp", keep=1)
+    settings = TrainSettings(**{**TINY, "layers": 1}, ranks=1, strategy="ddp", keep=1)
 
     def die_in_save(state: State, folder: Path, last: int) -> bool:
         calls = count()
@@ -232,7 +232,7 @@ def test_all_is_on_the_disk_before_it_has_a_name(monkeypatch, tmp_path):
 
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "rename", note_rename)
-    launch(losses, 1, Settings(**TINY, ranks=1, strategy="ddp", steps=1, checkpoint=tmp_path), inline=True)
+    launch(losses, 1, TrainSettings(**TINY, ranks=1, strategy="ddp", steps=1, checkpoint=tmp_path), inline=True)
     whole = tmp_path / "step-00000001"
     (at_rename,) = before
     assert {path.stat().st_ino for path in (whole, *whole.iterdir())} <= at_rename
@@ -241,7 +241,7 @@ def test_all_is_on_the_disk_before_it_has_a_name(monkeypatch, tmp_path):
 
 def test_what_a_killed_run_left_is_ignored_and_deleted(monkeypatch, tmp_path):
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
-    settings = Settings(**TINY, ranks=1, steps=2, checkpoint=tmp_path, resume=True)
+    settings = TrainSettings(**TINY, ranks=1, steps=2, checkpoint=tmp_path, resume=True)
     for name in (".step-00000009.part", ".step-00000001.old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rank-0.pt").touch()
@@ -254,7 +254,9 @@ def test_what_only_looks_like_a_checkpoint_is_its_owners(monkeypatch, tmp_path):
     """Copies, notes and folders of other names are neither counted, nor deleted, nor gone on from."""
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
     kept = tmp_path / "kept"
-    settings = Settings(**{**TINY, "layers": 1}, ranks=1, strategy="ddp", steps=2, checkpoint=kept, every=1, keep=1)
+    settings = TrainSettings(
+        **{**TINY, "layers": 1}, ranks=1, strategy="ddp", steps=2, checkpoint=kept, every=1, keep=1
+    )
     kept.mkdir()
     launch(losses, 1, settings, inline=True)
     theirs = {"step-00000002-best", "step-00000020.bak", "step-99999999x", ".step-notes"}
@@ -330,7 +332,7 @@ def kill_and_go_on(folder: Path, kills: int, expected: list[float], seed: int = 
     """
     kept, chance, hit = folder / "checkpoints", random.Random(seed), []
     kept.mkdir()
-    settings = Settings(**TINY, steps=len(expected), checkpoint=kept, every=3)
+    settings = TrainSettings(**TINY, steps=len(expected), checkpoint=kept, every=3)
     while len(hit) < kills:
         resume = ["--resume"] if steps_in(kept) else []
         run = Run(folder, f"--steps={settings.steps}", f"--checkpoint={kept}", f"--every={settings.every}", *resume)
@@ -372,7 +374,7 @@ def steps_in(folder: Path) -> int:
 @pytest.fixture
 def uninterrupted(monkeypatch):
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
-    return lambda steps: launch(losses, 2, Settings(**TINY, steps=steps))[0]
+    return lambda steps: launch(losses, 2, TrainSettings(**TINY, steps=steps))[0]
 
 
 @pytest.mark.timeout(600)
@@ -407,7 +409,7 @@ def test_under_torchrun(tmp_path, uninterrupted):
 def test_record_and_curve(tmp_path, monkeypatch):
     """A run of one's own process, with the ledger; then a restart."""
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
-    settings = Settings(**{**TINY, "ledger": True}, ranks=2, steps=2, checkpoint=tmp_path / "kept")
+    settings = TrainSettings(**{**TINY, "ledger": True}, ranks=2, steps=2, checkpoint=tmp_path / "kept")
     told = []
     assert course.run(course.check(settings, "cpu", tmp_path), lambda *what: told.append(what)) is not None
     assert [step for step, _, _ in told] == [1, 2]
@@ -425,7 +427,7 @@ def test_record_and_curve(tmp_path, monkeypatch):
 @pytest.mark.parametrize("values", [[5.0], [5.0, float("nan"), 3.0], [float("nan")]])
 def test_any_losses_can_be_drawn_and_recorded(tmp_path, values):
     ranks = [{"losses": values, "seconds": 1.0, "peak": None}]
-    record = report.record(Settings(steps=len(values)), TEXT, choose_world(2, "cpu"), 0, ranks)
+    record = report.record(TrainSettings(steps=len(values)), TEXT, choose_world(2, "cpu"), 0, ranks)
     report.write(record, tmp_path)
     assert "NaN" not in (tmp_path / "train.json").read_text()
     assert report.summary(record).row_count == 1
@@ -591,7 +593,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIFSDP_DEVICE", "cpu")
-        settings = Settings(**TINY, ranks=1, strategy="ddp", steps=2, checkpoint=folder / "kept")
+        settings = TrainSettings(**TINY, ranks=1, strategy="ddp", steps=2, checkpoint=folder / "kept")
         course.run(course.check(settings, "cpu", folder), lambda *_: None)
     return folder / "kept"
 
@@ -618,7 +620,7 @@ def test_checkpoint_of_another_run(monkeypatch, capsys, tmp_path, trained, optio
 
 
 def test_the_task_is_all_that_changes_what_is_learnt():
-    assert set(TASK) < set(Settings.__dataclass_fields__)
+    assert set(TASK) < set(TrainSettings.__dataclass_fields__)
 
 
 def truncate(path: Path) -> None:
@@ -686,7 +688,7 @@ def test_a_checkpoint_without_a_list_of_its_files_is_taken_if_they_are_there(mon
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
     kept = Path(shutil.copytree(trained, tmp_path / "kept"))
     without_list(kept / "step-00000002")
-    settings = Settings(**TINY, checkpoint=kept, resume=True)
+    settings = TrainSettings(**TINY, checkpoint=kept, resume=True)
     assert course.check(settings, "cpu", tmp_path / "out").step == 2
     (kept / "step-00000002" / ".metadata").unlink()
     with pytest.raises(ValueError, match=r"step-00000002 is damaged \(.metadata is missing\)"):
@@ -707,7 +709,7 @@ def test_random_numbers_of_other_ranks_are_not_asked_for(monkeypatch, tmp_path, 
     """On another number of ranks each begins new ones, so nothing is lost with them."""
     kept = Path(shutil.copytree(trained, tmp_path / "kept"))
     (kept / "step-00000002" / "rank-0.pt").unlink()
-    assert course.check(Settings(**TINY, checkpoint=kept, resume=True), "cpu", tmp_path / "out").step == 2
+    assert course.check(TrainSettings(**TINY, checkpoint=kept, resume=True), "cpu", tmp_path / "out").step == 2
 
 
 def test_a_file_with_the_name_of_a_checkpoint_is_refused(monkeypatch, capsys, tmp_path):
@@ -797,14 +799,14 @@ def test_damaged_shards_are_named_with_the_cure(monkeypatch, tmp_path, trained):
     whole = Path(shutil.copytree(trained, tmp_path / "kept")) / "step-00000002"
     (whole / "__0_0.distcp").write_bytes(b"not this")
     with pytest.raises(OSError, match=r"step-00000002 is damaged \(.*\): delete it; there is no earlier one"):
-        launch(losses, 1, Settings(**TINY, ranks=1, strategy="ddp", steps=3), whole, inline=True)
+        launch(losses, 1, TrainSettings(**TINY, ranks=1, strategy="ddp", steps=3), whole, inline=True)
 
 
 @pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_is_said_in_a_line(monkeypatch, tmp_path):
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
 
-    settings = Settings(**TINY, ranks=1, strategy="ddp", steps=1, checkpoint=tmp_path)
+    settings = TrainSettings(**TINY, ranks=1, strategy="ddp", steps=1, checkpoint=tmp_path)
     with pytest.raises(OSError, match=r"^[^\n]*step-00000001 cannot be saved \(no space left on device\); nothing is"):
         launch(losses, 1, settings, inline=True)
     assert not list(tmp_path.glob("*/is there space"))
@@ -903,7 +905,7 @@ def test_results_that_cannot_be_written_are_kept(monkeypatch, capsys, tmp_path, 
 
 def test_a_folder_that_has_gone_is_made_again(tmp_path):
     record = report.record(
-        Settings(steps=1), TEXT, choose_world(2, "cpu"), 0, [{"losses": [1.0], "seconds": 1, "peak": 1}]
+        TrainSettings(steps=1), TEXT, choose_world(2, "cpu"), 0, [{"losses": [1.0], "seconds": 1, "peak": 1}]
     )
     report.write(record, tmp_path / "gone")
     assert {path.name for path in (tmp_path / "gone").iterdir()} == {"train.json", "loss.png"}

@@ -11,7 +11,7 @@ import pytest
 
 from minifsdp.course.bench import start
 from minifsdp.course.bench.contestants import CONTESTANTS
-from minifsdp.course.bench.settings import Settings
+from minifsdp.course.bench.settings import BenchSettings
 from minifsdp.course.launch.world import World
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "step.py"
@@ -22,7 +22,7 @@ SPEC.loader.exec_module(step)
 
 @cache
 def shape(width):
-    return Settings(width=width).shape()
+    return BenchSettings(width=width).shape()
 
 
 def bench_record(settings, seconds=(), heavy=()):

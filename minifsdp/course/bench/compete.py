@@ -13,7 +13,7 @@ from torch import Tensor
 from minifsdp.course.bench.contest import Contest
 from minifsdp.course.bench.contestants import Contestant
 from minifsdp.course.bench.memory import measure_memory, release
-from minifsdp.course.bench.settings import Settings
+from minifsdp.course.bench.settings import BenchSettings
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.rungs import Trainer, plain
@@ -22,7 +22,7 @@ from minifsdp.course.launch import rank_device, report
 from minifsdp.course.launch.group import share_cores
 
 
-def train_alone(settings: Settings) -> list[list[float]]:
+def train_alone(settings: BenchSettings) -> list[list[float]]:
     """Train in one process on the whole batch, a rank's rows at a time: every contestant must reach these losses.
 
     Returns:
@@ -45,7 +45,7 @@ def train_alone(settings: Settings) -> list[list[float]]:
     return losses
 
 
-def compete(settings: Settings, contestants: Mapping[str, Contestant]) -> dict[str, Any]:
+def compete(settings: BenchSettings, contestants: Mapping[str, Contestant]) -> dict[str, Any]:
     """Run all contestants on this rank.
 
     Returns:
@@ -88,7 +88,7 @@ def _step(trainer: Trainer, batches: Sequence[Batch], where: torch.device, numbe
     return take_step(trainer, batches[number], where)
 
 
-def _build(settings: Settings, contestant: Contestant, where: torch.device) -> Trainer:
+def _build(settings: BenchSettings, contestant: Contestant, where: torch.device) -> Trainer:
     return contestant.build(settings.model().to(where))
 
 

@@ -14,7 +14,7 @@ import torch
 from minifsdp import comm
 from minifsdp.comm import Group
 from minifsdp.course.bench.contestants import CONTESTANTS
-from minifsdp.course.bench.settings import Settings
+from minifsdp.course.bench.settings import BenchSettings
 from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.course.machine import A100, H100, H200, DeviceMemoryError, Program, record_on_paper, replay
@@ -47,7 +47,7 @@ class Prediction(NamedTuple):
     says: str
 
 
-def predict(settings: Settings, gpu_name: str, bandwidth: float, latency: float) -> Prediction:
+def predict(settings: BenchSettings, gpu_name: str, bandwidth: float, latency: float) -> Prediction:
     """Replay each contestant that can be recorded on paper, as rank 0 of `settings.ranks` GPUs.
 
     Args:
@@ -73,11 +73,11 @@ def predict(settings: Settings, gpu_name: str, bandwidth: float, latency: float)
 
 
 @cache
-def _record(settings: Settings, name: str) -> Program:
+def _record(settings: BenchSettings, name: str) -> Program:
     return record_on_paper(partial(_build, settings, name), partial(_batch, settings), settings.ranks)
 
 
-def _build(settings: Settings, name: str, group: Group) -> Trainer:
+def _build(settings: BenchSettings, name: str, group: Group) -> Trainer:
     with _whole_world(group):
         trainer = CONTESTANTS[name].build(settings.model())
     for options in trainer.optimizer.param_groups:
@@ -85,7 +85,7 @@ def _build(settings: Settings, name: str, group: Group) -> Trainer:
     return trainer
 
 
-def _batch(settings: Settings) -> Batch:
+def _batch(settings: BenchSettings) -> Batch:
     tokens = torch.zeros(settings.batch, settings.context, dtype=torch.int64)
     return tokens, tokens
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from minifsdp.course.bench.contestants import BASELINES, Contestant
 from minifsdp.course.bench.memory import ON_CPU, ON_CUDA
 from minifsdp.course.bench.prediction import Prediction
-from minifsdp.course.bench.settings import Settings
+from minifsdp.course.bench.settings import BenchSettings
 from minifsdp.course.ladder.tables import plain_table
 from minifsdp.course.launch.world import World
 
@@ -27,7 +27,7 @@ _HELD = {"allocated_peak": "allocated, MiB", "reserved_peak": "reserved, MiB", "
 
 
 def make_record(
-    settings: Settings,
+    settings: BenchSettings,
     contestants: Mapping[str, Contestant],
     world: World,
     reference: list[list[float]],

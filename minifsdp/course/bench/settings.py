@@ -15,7 +15,7 @@ from minifsdp.gpt import GPT
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """The settings of one run; see `minifsdp bench --help`.
 
     Attributes:

@@ -13,7 +13,7 @@ from minifsdp.course.bench.compete import compete, train_alone
 from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
 from minifsdp.course.bench.prediction import Prediction, predict
 from minifsdp.course.bench.report import make_record
-from minifsdp.course.bench.settings import Settings
+from minifsdp.course.bench.settings import BenchSettings
 from minifsdp.course.launch import launch
 from minifsdp.course.launch.world import Device, World, choose_world, is_first
 from minifsdp.course.link.emulated import parse_link
@@ -43,7 +43,7 @@ class Request:
         link: latency in seconds and bandwidth in bytes per second, for the device model.
     """
 
-    settings: Settings
+    settings: BenchSettings
     contestants: Mapping[str, Contestant]
     world: World
     link: tuple[float, float] | None
@@ -51,7 +51,7 @@ class Request:
 
 
 def check(
-    settings: Settings,
+    settings: BenchSettings,
     device: Device,
     out: Path,
     share_gpu: bool | None = None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from minifsdp.course.bench.settings import Settings
+from minifsdp.course.bench.settings import BenchSettings
 from minifsdp.course.cli.common import (
     DeviceOption,
     RanksOption,
@@ -25,7 +25,7 @@ from minifsdp.course.launch import RankError
 from minifsdp.course.launch.world import is_first, tell
 from minifsdp.course.system.whole_files import UndeliveredError
 
-DEFAULT = Settings()
+DEFAULT = BenchSettings()
 
 app = new_app()
 APPS = {"bench": app}
@@ -61,7 +61,7 @@ def bench(
     from minifsdp.course.bench import report, start
 
     names = tuple(name.strip() for name in only.split(",") if name.strip())
-    settings = Settings(
+    settings = BenchSettings(
         ranks_asked_for(ranks, DEFAULT.ranks), names, batch, layers, width, heads, context, steps, warm_up, seed, memory
     )
     try:

@@ -27,12 +27,12 @@ from minifsdp.course.launch import RankError
 from minifsdp.course.launch.world import is_first, tell
 from minifsdp.course.system.whole_files import UndeliveredError
 from minifsdp.course.train.folder import CheckpointError, latest
-from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, STRATEGIES, Settings
+from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, STRATEGIES, TrainSettings
 
 if TYPE_CHECKING:
     from minifsdp.course.train import Request
 
-DEFAULT = Settings()
+DEFAULT = TrainSettings()
 
 app = new_app()
 APPS = {"train": app}
@@ -49,7 +49,7 @@ def _cure(folder: Path | None, how: str) -> str:
 
 
 @contextmanager
-def _failures(settings: Settings, bar: Progress) -> Iterator[None]:
+def _failures(settings: TrainSettings, bar: Progress) -> Iterator[None]:
     """Ends a run that has failed with one line, and an exit code."""
     folder = settings.checkpoint
     try:
@@ -120,7 +120,7 @@ def train(
     """
     from minifsdp.course import train as course
 
-    settings = Settings(
+    settings = TrainSettings(
         strategy=strategy,
         precision=precision,
         forward_prefetch=forward_prefetch,

@@ -27,14 +27,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from minifsdp.checkpoint import get_state_dict, set_state_dict
 from minifsdp.course.system.plain_files import read_plain
 from minifsdp.course.train.folder import CheckpointError, damage, latest, prune, step_of
-from minifsdp.course.train.settings import TASK, Settings
+from minifsdp.course.train.settings import TASK, TrainSettings
 from minifsdp.course.train.state import State, seed_rank
 
 RUN = "run.pt"
 LARGEST = 2**34  # bytes of a file; run.pt has one number per step
 
 
-def save(state: State, settings: Settings, data: str) -> None:
+def save(state: State, settings: TrainSettings, data: str) -> None:
     """Save everything; a collective call. The checkpoint is complete on return."""
     folder, rank = settings.checkpoint, dist.get_rank()
     assert folder is not None
@@ -105,7 +105,7 @@ def _load(file: Path) -> dict[str, Any]:
         raise ValueError(damage(file.parent, f"{file.name}: {type(error).__name__}")) from error
 
 
-def check_same_task(whole: Path, settings: Settings, data: str) -> int:
+def check_same_task(whole: Path, settings: TrainSettings, data: str) -> int:
     """Raise ValueError unless `settings` can continue from this checkpoint; returns its number of steps."""
     if missing := next((path for path in whole.iterdir() if not path.is_file()), None):
         raise ValueError(damage(whole, f"{missing.name} is not a file"))

@@ -18,12 +18,12 @@ from minifsdp.course.launch import rank_device
 from minifsdp.course.train.checkpoint import restore, save
 from minifsdp.course.train.folder import held
 from minifsdp.course.train.progress import Dial
-from minifsdp.course.train.settings import Settings
+from minifsdp.course.train.settings import TrainSettings
 from minifsdp.course.train.state import State, begin, without_sync
 from minifsdp.course.watch.ledger import Ledger
 
 
-def train(settings: Settings, text: str, whole: Path | None = None) -> dict[str, Any]:
+def train(settings: TrainSettings, text: str, whole: Path | None = None) -> dict[str, Any]:
     """Train, saving checkpoints along the way.
 
     Args:
@@ -64,7 +64,7 @@ def train(settings: Settings, text: str, whole: Path | None = None) -> dict[str,
     return {"losses": state.losses.tolist(), "seconds": seconds, "peak": peak}
 
 
-def take_step(state: State, batch: Batch, settings: Settings, where: torch.device) -> Tensor:
+def take_step(state: State, batch: Batch, settings: TrainSettings, where: torch.device) -> Tensor:
     """One optimizer step on this rank's rows of the batch, in micro-batches.
 
     Returns:
@@ -86,7 +86,7 @@ def take_step(state: State, batch: Batch, settings: Settings, where: torch.devic
     return total
 
 
-def _measure_memory(settings: Settings, where: torch.device) -> int:
+def _measure_memory(settings: TrainSettings, where: torch.device) -> int:
     """Peak bytes of a step, measured on a throw-away model so that the ledger does not slow down training."""
     tokens = torch.zeros(settings.batch // settings.ranks, settings.context, dtype=torch.int64)
     with Ledger() as ledger:

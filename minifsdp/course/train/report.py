@@ -14,14 +14,14 @@ from rich.table import Table
 from minifsdp.course import plots
 from minifsdp.course.launch.world import World
 from minifsdp.course.system.whole_files import delivering
-from minifsdp.course.train.settings import Settings
+from minifsdp.course.train.settings import TrainSettings
 from minifsdp.course.warm.scratch import scratch_folder
 
 MIB = 2**20
 VOCABULARY = 257
 
 
-def record(settings: Settings, data: str, world: World, begun: int, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def record(settings: TrainSettings, data: str, world: World, begun: int, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """The content of `train.json`; `ranks` has the return value of `train` on each rank."""
     losses, seconds = ranks[0]["losses"], max(rank["seconds"] for rank in ranks)
     tokens = (settings.steps - begun) * settings.batch * settings.context

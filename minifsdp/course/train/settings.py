@@ -1,4 +1,4 @@
-"""Settings of a training run, and their validation."""
+"""TrainSettings of a training run, and their validation."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ COUNTS = ("accumulate", "replicas", "ranks", "layers", "width", "context", "batc
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of `minifsdp train`; see its --help.
+class TrainSettings:
+    """TrainSettings of `minifsdp train`; see its --help.
 
     Attributes:
         batch: sequences per optimizer step over all ranks and micro-batches, so that neither affects the result.
@@ -155,7 +155,7 @@ class Settings:
             )
 
     def _check_combinations(self) -> None:
-        usual = Settings()
+        usual = TrainSettings()
         absent, reason = ABSENT.get(self.strategy, ((), ""))
         for name in absent:
             if getattr(self, name) != getattr(usual, name):

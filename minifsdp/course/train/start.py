@@ -17,7 +17,7 @@ from minifsdp.course.train import checkpoint, report
 from minifsdp.course.train import folder as folders
 from minifsdp.course.train.folder import CheckpointError
 from minifsdp.course.train.loop import train
-from minifsdp.course.train.settings import Settings
+from minifsdp.course.train.settings import TrainSettings
 
 _CHECKPOINT_ERROR = re.compile(r"^rank [0-9]+ failed: CheckpointError: (.*?)(?: \([^()]*:[0-9]+\))?$")
 
@@ -34,7 +34,7 @@ class Request:
         data: the text's name and size.
     """
 
-    settings: Settings
+    settings: TrainSettings
     data: str
     world: World
     out: Path
@@ -42,7 +42,7 @@ class Request:
     step: int = 0
 
 
-def check(settings: Settings, device: Device, out: Path, share_gpu: bool | None = None) -> Request:
+def check(settings: TrainSettings, device: Device, out: Path, share_gpu: bool | None = None) -> Request:
     """Check everything that can be checked before a rank starts, and create the folders.
 
     Raises:

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import AdamW, Optimizer
 
 from minifsdp import fsdp2
-from minifsdp.course.train.settings import FLAT, PRECISIONS, PREFETCHES, Settings
+from minifsdp.course.train.settings import FLAT, PRECISIONS, PREFETCHES, TrainSettings
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision
 from minifsdp.gpt import GPT, Block
@@ -43,7 +43,7 @@ class State:
     losses: Tensor
 
 
-def begin(settings: Settings, where: torch.device) -> State:
+def begin(settings: TrainSettings, where: torch.device) -> State:
     """The state before the first step."""
     model = wrap(settings.model(), settings, where)
     seed_rank(settings.seed, 0)
@@ -57,7 +57,7 @@ def begin(settings: Settings, where: torch.device) -> State:
     )
 
 
-def wrap(model: GPT, settings: Settings, where: torch.device) -> Any:
+def wrap(model: GPT, settings: TrainSettings, where: torch.device) -> Any:
     """Wrap the model by `settings.strategy`, with a unit per block; gradients are reduced in fp32."""
     dtype = PRECISIONS[settings.precision]
     if settings.strategy == "ddp":
