@@ -30,7 +30,7 @@ Told = Callable[[str, Recorded | None], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Request:
     """A check that can start.
 
     Attributes:
@@ -47,7 +47,7 @@ class Plan:
     path: Path
 
 
-def prepare(names: Sequence[str], out: Path | None, share: bool | None) -> Plan:
+def prepare(names: Sequence[str], out: Path | None, share: bool | None) -> Request:
     """Check what can be checked before the first part starts.
 
     Args:
@@ -74,14 +74,14 @@ def prepare(names: Sequence[str], out: Path | None, share: bool | None) -> Plan:
     if path.exists():
         read_record(path)
     chosen = tuple(name for name in PARTS if name in names or not names)
-    return Plan(ROOT, machine, commit(ROOT), ranks_for(machine.count, share), chosen, path)
+    return Request(ROOT, machine, commit(ROOT), ranks_for(machine.count, share), chosen, path)
 
 
-def gpu_check(plan: Plan, tell: Told = lambda name, done: None, limit: float = LIMIT) -> dict[str, Recorded]:
+def gpu_check(request: Request, tell: Told = lambda name, done: None, limit: float = LIMIT) -> dict[str, Recorded]:
     """Run the parts; each is on record when the next one starts.
 
     Args:
-        plan: what to run.
+        request: what to run.
         tell: called with a part's name and None when it starts, and with what came of it when it is on record.
         limit: seconds for each part.
 
@@ -89,36 +89,36 @@ def gpu_check(plan: Plan, tell: Told = lambda name, done: None, limit: float = L
         the parts that have run, by name.
     """
     done = {}
-    for name in plan.names:
+    for name in request.names:
         tell(name, None)
-        done[name], pictures = _run(plan, name, limit)
-        _put(plan, name, done[name], pictures)
+        done[name], pictures = _run(request, name, limit)
+        _put(request, name, done[name], pictures)
         tell(name, done[name])
     return done
 
 
-def _run(plan: Plan, name: str, limit: float) -> tuple[Recorded, list[Path]]:
+def _run(request: Request, name: str, limit: float) -> tuple[Recorded, list[Path]]:
     """One part, and its pictures where it has left them."""
     part = PARTS[name]
-    files = plan.root / FILES / name
+    files = request.root / FILES / name
     shutil.rmtree(files, ignore_errors=True)
     files.mkdir(parents=True)
-    commands = part.commands(replace(plan.ranks, link=_link(plan)), FILES / name)
+    commands = part.commands(replace(request.ranks, link=_link(request)), FILES / name)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     said = " && ".join(shlex.join(["python", *command]) for command in commands)
-    result = Recorded("skipped", None, 0.0, now, plan.commit, plan.machine.versions, said, {}, [])
+    result = Recorded("skipped", None, 0.0, now, request.commit, request.machine.versions, said, {}, [])
     if part.missing:
         return replace(result, reason=f"not installed here: {', '.join(part.missing)}"), []
-    ended = _run_all(plan, name, commands, limit)
+    ended = _run_all(request, name, commands, limit)
     result = replace(result, seconds=round(ended.seconds, 1))
     try:
-        results, unread = _relative(part.read(files), plan.root), None
+        results, unread = _relative(part.read(files), request.root), None
     except UNREADABLE as error:
         results, unread = {}, f"it left no results: {type(error).__name__}: {error}"
     state, reason = _verdict(ended, results, unread, limit)
     if state != "passed":
         results = {key: value for key, value in results.items() if key == "tests"}
-        reason = " ".join(_relative(reason, plan.root).split())
+        reason = " ".join(_relative(reason, request.root).split())
         return replace(result, state=state, reason=reason, results=results), []
     pictures = sorted(files.rglob("*.png"))
     names = ["-".join([name, *picture.relative_to(files).parts]) for picture in pictures]
@@ -130,26 +130,26 @@ def _relative(said: Any, root: Path) -> Any:
     return json.loads(json.dumps(said).replace(json.dumps(f"{root}{os.sep}")[1:-1], ""))
 
 
-def _run_all(plan: Plan, name: str, commands: Sequence[Sequence[str]], limit: float) -> Ended:
+def _run_all(request: Request, name: str, commands: Sequence[Sequence[str]], limit: float) -> Ended:
     """One after the other, as long as they succeed; the limit is for all of them."""
-    variables = {"PYTHONPATH": os.pathsep.join(filter(None, [str(plan.root), os.environ.get("PYTHONPATH")]))}
-    if plan.ranks.shared:
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, [str(request.root), os.environ.get("PYTHONPATH")]))}
+    if request.ranks.shared:
         variables["MINIFSDP_SHARE_GPU"] = "1"
-    log = plan.root / FILES / name / "output.log"
+    log = request.root / FILES / name / "output.log"
     ended = Ended(0, 0.0, "")
     for command in commands:
         before = ended.seconds
-        ended = run_limited(command, f"gpu-check {name}", limit - before, log, plan.root, variables)
+        ended = run_limited(command, f"gpu-check {name}", limit - before, log, request.root, variables)
         ended = ended._replace(seconds=before + ended.seconds)
         if ended.code != 0:
             break
     return ended
 
 
-def _link(plan: Plan) -> str | None:
+def _link(request: Request) -> str | None:
     """What the doctor has measured between as many ranks, if that is on record."""
-    doctor = read_record(plan.path).passed("doctor") if plan.path.exists() else None
-    return doctor.results.get("link") if doctor and doctor.results.get("ranks") == plan.ranks.count else None
+    doctor = read_record(request.path).passed("doctor") if request.path.exists() else None
+    return doctor.results.get("link") if doctor and doctor.results.get("ranks") == request.ranks.count else None
 
 
 def _verdict(ended: Ended, results: Mapping[str, Any], unread: str | None, limit: float) -> tuple[Any, str]:
@@ -169,20 +169,20 @@ def _verdict(ended: Ended, results: Mapping[str, Any], unread: str | None, limit
     return "passed", ""
 
 
-def _put(plan: Plan, name: str, part: Recorded, pictures: Sequence[Path]) -> None:
+def _put(request: Request, name: str, part: Recorded, pictures: Sequence[Path]) -> None:
     """Put a part into the record, in the place of what it was before; the rest of the record stays."""
-    machine = plan.machine
-    before = read_record(plan.path).parts if plan.path.exists() else {}
+    machine = request.machine
+    before = read_record(request.path).parts if request.path.exists() else {}
     parts = {**before, name: part}
     ordered = {each: parts[each] for each in ORDER if each in parts}
     text = Record(machine.gpu, machine.count, machine.versions, ordered).dumps()
     parse_record(text)  # what could not be read again is not written
-    folder = plan.path.with_suffix("")
+    folder = request.path.with_suffix("")
     if pictures:
         folder.mkdir(exist_ok=True)
     for picture, plot in zip(pictures, part.plots, strict=True):
         _replace(folder / plot, picture.read_bytes())
-    _replace(plan.path, text.encode())
+    _replace(request.path, text.encode())
     for old in before[name].plots if name in before else []:
         if old not in part.plots:
             (folder / old).unlink(missing_ok=True)

@@ -37,22 +37,22 @@ def check(
     Example: python -m tools.gpu_check --part doctor --part tests
     """
     try:
-        plan = prepare(part or [], out, share_gpu)
+        request = prepare(part or [], out, share_gpu)
     except NoGpuError as error:
         fail(f"gpu-check needs an NVIDIA GPU; {error}", code=2)
     except ValueError as error:
         fail(str(error), code=2)
-    machine = plan.machine
+    machine = request.machine
     title = f"{machine.gpu} x {machine.count}, torch {machine.versions['torch']}, NCCL {machine.versions['nccl']}"
-    ranks = f"{plan.ranks.count} rank{'s' * (plan.ranks.count > 1)}{' on shared GPUs' * plan.ranks.shared}"
-    _say(f"{title}; {ranks}; up to nine minutes a part, what it prints is in {plan.root / FILES}")
+    ranks = f"{request.ranks.count} rank{'s' * (request.ranks.count > 1)}{' on shared GPUs' * request.ranks.shared}"
+    _say(f"{title}; {ranks}; up to nine minutes a part, what it prints is in {request.root / FILES}")
     with cleaning_up():
-        done = gpu_check(plan, _tell)
+        done = gpu_check(request, _tell)
     console = new_console()
     console.print(summary_table(done, title))
     if skipped := [name for name, each in done.items() if each.state == "skipped"]:
         _say(f"NOT RUN: {', '.join(skipped)} (for the reasons above)")
-    print(plan.path)
+    print(request.path)
     sys.exit(exit_code(done))
 
 
