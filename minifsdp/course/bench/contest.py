@@ -94,7 +94,7 @@ class Contest(Generic[K]):
 
 
 class Cost(NamedTuple):
-    """What a contestant's step takes, in seconds per part of the model.
+    """The time of a contestant's step, in seconds per part of the model.
 
     Attributes:
         median: of all steps.
