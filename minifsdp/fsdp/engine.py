@@ -81,7 +81,7 @@ class Engine:
         self.schedule.begin_forward()
         for unit in self.passes:
             unit.view.run(True)
-            unit.lingers &= unit in self.accumulating
+            unit.keeps_values_when_freed &= unit in self.accumulating
             if unit.state is not SHARDED and unit.is_stale:
                 self.schedule.free(unit)
 
@@ -114,7 +114,9 @@ class Engine:
                 self.schedule.free(unit)
         else:
             follows = self.turns.forward.leave(unit_pass, outputs)
-            unit.lingers |= follows and not outputs  # an object may hide tensors, whose backward no hook announces
+            unit.keeps_values_when_freed |= (
+                follows and not outputs
+            )  # an object may hide tensors, whose backward no hook announces
             if follows or not self._may_be_recomputed(unit):
                 self.schedule.post_forward(unit, follows)
         self._await(unit_pass, outputs)

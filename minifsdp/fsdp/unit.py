@@ -53,7 +53,7 @@ class Unit(ABC):
         reduces: the next backward reduces the gradients; otherwise they stay unsharded, and later ones add to them.
         reshard_after_backward: free the leaves after backward. None: yes, unless `reshard_after_forward` and `reduces`
             are False and more micro-batches follow. A unit that stays whole is not gathered again until it is stale.
-        lingers: keep the memory and its values when the unit is freed, because a backward may read them without notice.
+        keeps_values_when_freed: keep the memory and its values when the unit is freed, because a backward may read them without notice.
         is_root: True for the outermost unit, which stays whole from its forward to the end of its backward.
     """
 
@@ -69,7 +69,7 @@ class Unit(ABC):
     def __init__(self, name: str, reshard_after_forward: bool = True, group: Group | None = None) -> None:
         self.name, self.label, self.state = name, label_of_unit(name, group), SHARDED
         self.reshard_after_forward, self.reduces = reshard_after_forward, True
-        self.is_root = self.lingers = False
+        self.is_root = self.keeps_values_when_freed = False
         self._gathering: Handle | Done | None = None
         self._reducing: Handle | None = None
 
@@ -123,7 +123,7 @@ class Unit(ABC):
             self.wait_gather()
         if self.state is UNSHARDED:
             self.view.hide()
-            if not self.lingers:
+            if not self.keeps_values_when_freed:
                 self._release()
             self.state = SHARDED
             self._check_not_written()

@@ -80,7 +80,7 @@ class UnitPass:
 
     def begin_backward(self) -> None:
         """The unit's first turn: its parameters are needed."""
-        self.phase, self.unit.lingers = RUNNING, False
+        self.phase, self.unit.keeps_values_when_freed = RUNNING, False
         self.owes = bool(self.trained)
         self.schedule.pre_backward(self.unit)
 
