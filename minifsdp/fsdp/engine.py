@@ -186,7 +186,7 @@ class Engine:
             if unit_pass.phase is BEFORE:
                 self.turns.reach(unit_pass)  # no output has announced it
         if private.current_backward() != self.turns.backward:
-            self.turns.note_inner(unit_pass)
+            self.turns.note_more_may_come(unit_pass)
         unit_pass.unit.take_gradient(index)
         unit_pass.missing.discard(index)
         if not unit_pass.missing:
@@ -211,7 +211,7 @@ class Engine:
             if unit.state is not SHARDED and unit.freed_after_backward:
                 self.schedule.free(unit)
             call_post_hooks(unit.view.take_delivered())
-            unit.show_gradients(unit_pass.owes)
+            unit.show_gradients(unit_pass.unreduced)
 
     def abandon_backward(self) -> None:
         """The last backward raised. End it, and drop the gradients: they are of some leaves only."""
@@ -225,7 +225,7 @@ class Engine:
         """Reduce what earlier backwards have left unsharded, where that is to be reduced, all at once; on all ranks."""
         for unit, unit_pass in self.passes.items():
             unit.take_accumulated()
-            unit_pass.owes = bool(unit_pass.trained)  # another rank may have gradients that this one lacks
+            unit_pass.unreduced = bool(unit_pass.trained)  # another rank may have gradients that this one lacks
         self._end_backward()
 
     def drop(self) -> None:

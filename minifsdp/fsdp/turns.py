@@ -194,9 +194,9 @@ class StepTurns:
             at_end_of_backward(self._end_segment)
         return self.segment
 
-    def note_inner(self, unit_pass: UnitPass) -> None:
+    def note_more_may_come(self, unit_pass: UnitPass) -> None:
         """A leaf of the unit has a gradient of another backward than the outermost one: that of a checkpoint."""
-        unit_pass.inner |= unit_pass not in self.segment.expected
+        unit_pass.more_may_come |= unit_pass not in self.segment.expected
 
     def _end_segment(self) -> None:
         self.segment.finish()

@@ -36,10 +36,10 @@ class UnitPass:
         missing: leaves without a gradient in this backward so far.
         calls: calls of a unit with frozen leaves whose inputs have not received their gradients yet.
         unreached: calls whose outputs have not received their gradients yet.
-        inner: a leaf has a gradient of a reentrant checkpoint inside the unit. Another one inside may follow, with a
+        more_may_come: a leaf has a gradient of a reentrant checkpoint inside the unit. Another one inside may follow, with a
             further gradient of the same leaf, so the unit ends when the next one's turn comes.
         phase: before, between or after the two turns.
-        owes: True if a backward has reached the unit since its last reduction.
+        unreduced: True if a backward has reached the unit since its last reduction.
     """
 
     def __init__(self, unit: Unit, schedule: SyncSchedule) -> None:
@@ -50,13 +50,13 @@ class UnitPass:
         self.hooked: set[int] = set()
         self.passed: list[Any] = []
         self.unreached = 0
-        self.owes = False
+        self.unreduced = False
         self.restart()
 
     def begin_forward(self) -> None:
         """A forward begins; the backward of an earlier one may still be to come."""
         self.missing = set(self.trained)
-        self.phase, self.inner = BEFORE, False
+        self.phase, self.more_may_come = BEFORE, False
 
     def restart(self) -> None:
         self.begin_forward()
@@ -65,12 +65,12 @@ class UnitPass:
     @property
     def is_complete(self) -> bool:
         """True if no gradient is still to come."""
-        return not (self.missing or self.calls or self.unreached or self.inner)
+        return not (self.missing or self.calls or self.unreached or self.more_may_come)
 
     @property
     def is_to_reduce(self) -> bool:
         """True if the end of this backward reduces the unit's gradients; inside `no_sync`, none are."""
-        return self.unit.reduces and (self.owes or self.unit.has_gradient)
+        return self.unit.reduces and (self.unreduced or self.unit.has_gradient)
 
     @property
     def is_left(self) -> bool:
@@ -81,7 +81,7 @@ class UnitPass:
     def begin_backward(self) -> None:
         """The unit's first turn: its parameters are needed."""
         self.phase, self.unit.keeps_values_when_freed = RUNNING, False
-        self.owes = bool(self.trained)
+        self.unreduced = bool(self.trained)
         self.schedule.pre_backward(self.unit)
 
     def end_backward(self) -> None:
@@ -89,7 +89,7 @@ class UnitPass:
         self.restart()
         self.phase = OVER
         if self.is_to_reduce:
-            self.owes = False
+            self.unreduced = False
             self.schedule.post_backward(self.unit)
         elif self.unit.freed_after_backward or not self.trained:
             self.schedule.free(self.unit)
