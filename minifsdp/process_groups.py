@@ -58,7 +58,7 @@ def part_of_mesh(mesh: Any, size: int) -> Group:
     return _new_group(rows)
 
 
-def twin_of(group: Group) -> Group:
+def duplicate_group(group: Group) -> Group:
     """A new group of the same ranks, with a separate communicator; to be called on each of them."""
     return part_of(group, range(group.size()))
 

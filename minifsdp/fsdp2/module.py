@@ -12,7 +12,7 @@ from minifsdp.device import runs_behind
 from minifsdp.fsdp.schedules.overlap import OverlapSchedule
 from minifsdp.fsdp2.hooks import State, state_of
 from minifsdp.fsdp2.unit import ParamUnit
-from minifsdp.process_groups import global_ranks, twin_of
+from minifsdp.process_groups import duplicate_group, global_ranks
 
 _NO_MEMORY = "buffers come from torch's allocator alone; leave it out, or use torch's fully_shard"
 
@@ -163,7 +163,7 @@ class FSDPModule:
         for unit in self._units(recurse):
             own, ranks = unit.delivery.reduction.group, tuple(global_ranks(unit.group))
             if enable and ranks not in made:
-                made[ranks] = own or twin_of(unit.group)
+                made[ranks] = own or duplicate_group(unit.group)
             unit.delivery.reduction.group = made[ranks] if enable else None
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: Any = None) -> NoReturn:

@@ -20,7 +20,7 @@ from minifsdp.pipeline.actions import Plan, homes_of
 from minifsdp.pipeline.boundary import HEADER, Boundary, agrees, boundary_of, from_header, in_words, to_header
 from minifsdp.pipeline.messages import Message, Route, channels_of, routes_of
 from minifsdp.private import version_of
-from minifsdp.process_groups import destroy, twin_of
+from minifsdp.process_groups import destroy, duplicate_group
 
 
 class Sent(NamedTuple):
@@ -49,7 +49,7 @@ class Channels:
         self.homes, self.device, self.said = homes_of(plan), device, said
         self.last = max(self.homes)
         self.arrivals, self.departures = routes_of(plan, group.rank())
-        self.groups = {channel: twin_of(group) for channel in channels_of(plan)}
+        self.groups = {channel: duplicate_group(group) for channel in channels_of(plan)}
         # A rank that fails at once must not hang up while others are still connecting.
         comm.all_reduce(torch.zeros(1, device=device), group).wait()
         self.boundaries: dict[tuple[int, bool], Boundary] = {}  # by the stage below, and whether gradients come back
