@@ -141,7 +141,7 @@ class Engine:
     def leave(self, unit: Unit) -> None:
         """The unit's forward ends, or has raised: inside the outermost one what stays whole is seen whole."""
         if unit.state is SHARDED or not self.forward_runs:
-            unit.view.take_back()
+            unit.view.after_forward()
 
     def end(self) -> None:
         """The outermost forward ends, or has raised."""

@@ -81,11 +81,11 @@ class View:
     def run(self, is_running: bool) -> None:
         """The outermost forward begins, or has ended, or raised: in between, reading sharded parameters is refused."""
 
-    def lend(self) -> None:
-        """The wrapped module's forward begins: what `parameters()` of it yields may be the leaves until `take_back`."""
+    def before_forward(self) -> None:
+        """The wrapped module's forward begins: what `parameters()` of it yields may be the leaves until `after_forward`."""
 
-    def take_back(self) -> None:
-        """That forward has ended, or raised. Perhaps without `lend`."""
+    def after_forward(self) -> None:
+        """That forward has ended, or raised. Perhaps without `before_forward`."""
 
     def share_gradients(self) -> None:
         """No backward runs: where modules have leaves outside forward, let their `.grad` be that of the shards."""
@@ -98,14 +98,14 @@ class FlatView(View):
     """The flat shard for the optimizer.
 
     Attributes:
-        is_exposed: modules currently have whole parameters, outside forward and backward.
+        shows_originals: modules currently have whole parameters, outside forward and backward.
         stays: leaves are always present, because they are views of the shard, which is the whole parameter.
     """
 
     def __init__(self, flat: FlatParameter) -> None:
         super().__init__(flat.places, [flat.shard])
         self.flat = flat
-        self.is_exposed = self.stays = False
+        self.shows_originals = self.stays = False
         self._shown: Sequence[tuple[int, nn.Parameter, Tensor, int, Tensor | None]] = ()
 
     def attach(self, unit: Owner) -> None:
@@ -123,17 +123,17 @@ class FlatView(View):
         else:
             super().hide()
 
-    def expose(self, full: Tensor) -> None:
+    def show_originals(self, full: Tensor) -> None:
         """Let the modules have their parameters again, as views of `full` [P]."""
         for users, view in zip(self.places, self.flat.unflatten(full), strict=True):
             p = nn.Parameter(view, self.flat.shard.requires_grad)
             for place in users:
                 place.module._parameters[place.attribute] = place.module.__dict__[place.attribute] = p
-        self.is_exposed = True
+        self.shows_originals = True
 
-    def conceal(self) -> None:
-        """The end of `expose`."""
-        self.is_exposed = False
+    def hide_originals(self) -> None:
+        """The end of `show_originals`."""
+        self.shows_originals = False
         for place in (place for users in self.places for place in users):
             del place.module._parameters[place.attribute]
         self.hide()

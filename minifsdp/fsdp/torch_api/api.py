@@ -222,7 +222,7 @@ class FullyShardedDataParallel(Wrapped):
             args, kwargs = self._cast((args, kwargs))
             if self._unit is not None:
                 engine.before(self._unit, (args, kwargs))
-                self._unit.view.lend()
+                self._unit.view.before_forward()
             output = compute(*args, **kwargs)
             if self._unit is not None:
                 engine.after(self._unit, output, self._managed)
@@ -488,7 +488,7 @@ class FullyShardedDataParallel(Wrapped):
     def _refuse_shards(self, module: nn.Module, *_: Any) -> None:
         """A hook of the modules inside: their own state dict, past the wrapper, would be of shards."""
         unit = self._unit
-        is_whole = unit is None or unit.view.is_exposed or (self._use_orig_params and unit.contents.ranks == 1)
+        is_whole = unit is None or unit.view.shows_originals or (self._use_orig_params and unit.contents.ranks == 1)
         if not (self._saves or is_whole):
             raise RuntimeError(
                 f"{type(module).__name__} inside FSDP holds shards, or a flat parameter: call state_dict() on the FSDP "

@@ -50,7 +50,7 @@ class OriginalParams(FlatView):
         self.shards = [users[0].module._parameters[users[0].attribute] for users in self.places]  # type: ignore[misc]
         super().attach(unit)
         self._register(self.shards)
-        self.conceal()
+        self.hide_originals()
 
     def _register(self, parameters: list[nn.Parameter]) -> None:
         for users, p in zip(self.places, parameters, strict=True):
@@ -80,8 +80,8 @@ class OriginalParams(FlatView):
     def run(self, is_running: bool) -> None:
         self._is_running = is_running
         if not is_running:
-            self.take_back()
-        if not (self._is_shown or self.is_exposed):
+            self.after_forward()
+        if not (self._is_shown or self.shows_originals):
             self._take_down()
             self._put_up()
 
@@ -97,23 +97,23 @@ class OriginalParams(FlatView):
         self._take_down()
         self._put_up()
 
-    def lend(self) -> None:
+    def before_forward(self) -> None:
         self._is_lent = True
         self._register(self._unit.leaves)
 
-    def take_back(self) -> None:
+    def after_forward(self) -> None:
         if self._is_lent:
             self._is_lent = False
             self._register(self.shards)
 
-    def expose(self, full: Tensor) -> None:
+    def show_originals(self, full: Tensor) -> None:
         for p, view in zip(self.shards, self.flat.unflatten(full), strict=True):
             p.data = view
-        self.is_exposed = True
+        self.shows_originals = True
         self._take_down()
 
-    def conceal(self) -> None:
-        self.is_exposed = False
+    def hide_originals(self) -> None:
+        self.shows_originals = False
         for p, part in zip(self.shards, self.slices(self.flat.shard.data), strict=True):
             p.data = part
         if not self._is_shown:

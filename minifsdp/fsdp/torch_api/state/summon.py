@@ -170,7 +170,7 @@ def _in_modules(instance: Wrapped, unit: FlatUnit, full: Tensor, how: Summon) ->
     slices = gradients.pop(unit)
     with_grads = how.with_grads or unit.contents.ranks == 1  # where nothing is sharded they are whole at all times
     wholes: gradients.Gradients = gradients.gather(unit, slices) if with_grads else [None] * len(slices)
-    unit.view.expose(full)
+    unit.view.show_originals(full)
     gradients.assign(unit, wholes)
     try:
         yield
@@ -180,7 +180,7 @@ def _in_modules(instance: Wrapped, unit: FlatUnit, full: Tensor, how: Summon) ->
         wholes = gradients.pop(unit)
         for users in () if instance._use_orig_params else unit.view.places:
             note_taken(getattr(users[0].module, users[0].attribute), users[0].name, unit, "inside summon_full_params")
-        unit.view.conceal()
+        unit.view.hide_originals()
         if with_grads and how.writeback:
             slices = gradients.scatter(unit, wholes, slices)
         gradients.assign(unit, slices)
