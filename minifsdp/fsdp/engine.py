@@ -69,7 +69,7 @@ class Engine:
     # Forward
 
     def begin(self) -> None:
-        """The outermost forward begins. What an earlier one has left whole may be out of date."""
+        """The outermost forward begins. What an earlier one has left unsharded may be out of date."""
         if private.in_backward():  # an activation checkpoint around the outermost module
             return
         if self.backward_runs:
@@ -114,9 +114,8 @@ class Engine:
                 self.schedule.free(unit)
         else:
             follows = self.turns.forward.leave(unit_pass, outputs)
-            unit.keeps_values_when_freed |= (
-                follows and not outputs
-            )  # an object may hide tensors, whose backward no hook announces
+            # An object may hide tensors, whose backward no hook announces.
+            unit.keeps_values_when_freed |= follows and not outputs
             if follows or not self._may_be_recomputed(unit):
                 self.schedule.post_forward(unit, follows)
         self._await(unit_pass, outputs)
@@ -139,7 +138,7 @@ class Engine:
         return self.trains and not torch.is_grad_enabled() and not unit.freed_after_forward
 
     def leave(self, unit: Unit) -> None:
-        """The unit's forward ends, or has raised: inside the outermost one what stays whole is seen whole."""
+        """The unit's forward ends, or has raised: inside the outermost one, what stays unsharded stays visible."""
         if unit.state is SHARDED or not self.forward_runs:
             unit.view.after_forward()
 

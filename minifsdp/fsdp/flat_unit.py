@@ -73,7 +73,7 @@ class FlatUnit(Unit):
         self.unsharded = Unsharded(flat, plan, self.device)
         self.gradient = Gradient(flat.layout, self.device)
         self.exact = False  # compute in the shard's own dtype
-        self._gathered: list[int] = []  # the shards' versions, if the unit stays whole
+        self._gathered: list[int] = []  # the shards' versions, if the unit stays unsharded
         self.view: FlatView = view(flat)
         self.view.stays = self.unsharded.is_shard
         self.contents = Contents(flat.names, flat.layout, flat.shard, self.view, self.group, self.device)
@@ -140,7 +140,7 @@ class FlatUnit(Unit):
         self.delivery.copies.wait_sent()
 
     @contextmanager
-    def whole(self) -> Iterator[Tensor]:
+    def gathered(self) -> Iterator[Tensor]:
         """All values as one buffer [P] in the shard's dtype, gathered now: what a forward has left may be older."""
         self.refresh()
         was_unsharded = self.state is UNSHARDED
@@ -185,8 +185,8 @@ class FlatUnit(Unit):
         Inside no_sync many are added, and a dtype that will do for their mean may not do for the sum: then it is the
         leaves' dtype, if that has more bytes, and the sum is cast before the reduction.
         """
-        whole, reduced = self.unsharded.full.dtype, self.gradient_dtype
-        return whole if not self.reduces and whole.itemsize > reduced.itemsize else reduced
+        computed, reduced = self.unsharded.full.dtype, self.gradient_dtype
+        return computed if not self.reduces and computed.itemsize > reduced.itemsize else reduced
 
     @property
     def has_gradient(self) -> bool:

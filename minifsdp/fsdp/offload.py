@@ -1,4 +1,4 @@
-"""CPU offload: shards, gradients and the optimizer's state are in host memory; the device sees only whole units.
+"""CPU offload: shards, gradients and the optimizer's state are in host memory; the device sees only unsharded units.
 
     host    shard ............................ shard.grad -> optimizer
               | to the device                      ^ to the host

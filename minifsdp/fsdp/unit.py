@@ -43,7 +43,7 @@ class Unit(ABC):
     Attributes:
         name: its name in plots.
         label: the subject of its collectives, which begins with `title`.
-        leaves: the Parameters that the computation uses, whole while the unit is UNSHARDED.
+        leaves: the Parameters that the computation uses, which have values while the unit is UNSHARDED.
         trained: the leaves that need a gradient.
         unsharded: the memory of the leaves, which counts the `writes` to it, other than by gathers.
         view: the tensors that modules and the optimizer see.
@@ -52,9 +52,9 @@ class Unit(ABC):
         reshard_after_forward: free the leaves after forward and gather them again for backward.
         reduces: the next backward reduces the gradients; otherwise they stay unsharded, and later ones add to them.
         reshard_after_backward: free the leaves after backward. None: yes, unless `reshard_after_forward` and `reduces`
-            are False and more micro-batches follow. A unit that stays whole is not gathered again until it is stale.
-        keeps_values_when_freed: keep the memory and its values when the unit is freed, because a backward may read them without notice.
-        is_root: True for the outermost unit, which stays whole from its forward to the end of its backward.
+            are False and more micro-batches follow. One that stays unsharded is not gathered again until it is stale.
+        keeps_values_when_freed: keep the memory and its values, because a backward may read them without notice.
+        is_root: True for the outermost unit, which stays unsharded from its forward to the end of its backward.
     """
 
     leaves: list[nn.Parameter]
@@ -107,7 +107,7 @@ class Unit(ABC):
             self.state = GATHERING
 
     def wait_gather(self) -> None:
-        """After this the module computes with whole parameters; on CUDA the current stream waits, not the host."""
+        """After this the module computes with unsharded parameters; on CUDA the current stream waits, not the host."""
         if self.state is GATHERING:
             assert self._gathering is not None, "the gather has returned no handle"
             self._gathering.wait()
@@ -184,7 +184,7 @@ class Unit(ABC):
         """A backward begins.
 
         Raises:
-            AssertionError, RuntimeError: the unit has been whole since forward, and its values were changed.
+            AssertionError, RuntimeError: the unit has been unsharded since forward, and its values were changed.
         """
         if self.state is UNSHARDED:
             self._check_not_written()

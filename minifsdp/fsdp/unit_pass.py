@@ -36,8 +36,8 @@ class UnitPass:
         missing: leaves without a gradient in this backward so far.
         calls: calls of a unit with frozen leaves whose inputs have not received their gradients yet.
         unreached: calls whose outputs have not received their gradients yet.
-        more_may_come: a leaf has a gradient of a reentrant checkpoint inside the unit. Another one inside may follow, with a
-            further gradient of the same leaf, so the unit ends when the next one's turn comes.
+        more_may_come: a leaf has a gradient of a reentrant checkpoint inside the unit. Another one inside may follow,
+            with a further gradient of the same leaf, so the unit ends when the next one's turn comes.
         phase: before, between or after the two turns.
         unreduced: True if a backward has reached the unit since its last reduction.
     """
@@ -74,7 +74,7 @@ class UnitPass:
 
     @property
     def is_left(self) -> bool:
-        """True if the end of the whole backward has to end the unit, whose turn has not done it."""
+        """True if the end of the backward has to end the unit, whose turn has not done it."""
         is_late = len(self.missing) < len(self.trained)  # a leaf had its gradient after the unit's turn
         return self.phase is RUNNING or is_late or (self.phase is BEFORE and self.is_to_reduce)
 
@@ -95,7 +95,7 @@ class UnitPass:
             self.schedule.free(self.unit)
 
     def leave_backward(self) -> None:
-        """The whole backward is over."""
+        """The backward of all units is over."""
         self.restart()
         while self.passed:
             self.passed.pop().remove()

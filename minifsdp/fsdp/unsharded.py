@@ -19,7 +19,7 @@ class Unsharded:
         target: the same memory with a separate version counter, so that a gather does not count as a change of tensors
             that autograd has saved.
         views: the parameters, in their shapes.
-        is_shard: the shard is the whole parameter and `full` its memory, so nothing is gathered or freed.
+        is_shard: nothing is sharded, and `full` is the shard's memory, so nothing is gathered or freed.
     """
 
     def __init__(self, flat: FlatParameter, plan: Plan, on: torch.device) -> None:

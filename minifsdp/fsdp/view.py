@@ -55,23 +55,23 @@ class View:
     # Modules
 
     def attach(self, unit: Owner) -> None:
-        """Take the original parameters out of their modules, and let the unit's leaves come and go in their stead."""
+        """Take the original parameters out of their modules, and let the unit's leaves replace them."""
         found: dict[nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}
         for leaf, users in zip(unit.leaves, self.places, strict=True):
             absent = Absent.like(leaf)
             absent.unit, absent.parameter = unit, users[0].name
             for place in users:
                 del place.module._parameters[place.attribute]
-                whole, sharded = found.setdefault(place.module, ({}, {}))
-                whole[place.attribute], sharded[place.attribute] = leaf, absent
-        # For each module its attributes, and those of them that come and go: while the unit is whole, and while not.
+                unsharded, sharded = found.setdefault(place.module, ({}, {}))
+                unsharded[place.attribute], sharded[place.attribute] = leaf, absent
+        # For each module its attributes, and those that replace each other: while the unit is unsharded, and sharded.
         self._users = [(module.__dict__, *both) for module, both in found.items()]
         self.hide()
 
     def show(self) -> None:
         """The unit is unsharded."""
-        for attributes, whole, _ in self._users:
-            attributes.update(whole)
+        for attributes, unsharded, _ in self._users:
+            attributes.update(unsharded)
 
     def hide(self) -> None:
         """The unit is sharded."""
@@ -82,7 +82,7 @@ class View:
         """The outermost forward begins, or has ended, or raised: in between, reading sharded parameters is refused."""
 
     def before_forward(self) -> None:
-        """The wrapped module's forward begins: what `parameters()` of it yields may be the leaves until `after_forward`."""
+        """The wrapped module's forward begins: until `after_forward`, its `parameters()` may yield the leaves."""
 
     def after_forward(self) -> None:
         """That forward has ended, or raised. Perhaps without `before_forward`."""
@@ -98,7 +98,7 @@ class FlatView(View):
     """The flat shard for the optimizer.
 
     Attributes:
-        shows_originals: modules currently have whole parameters, outside forward and backward.
+        shows_originals: modules currently have the original parameters, outside forward and backward.
         stays: leaves are always present, because they are views of the shard, which is the whole parameter.
     """
 

@@ -12,7 +12,7 @@ from minifsdp.fsdp2.module import FSDPModule
 
 @contextmanager
 def accumulating(module: FSDPModule) -> Iterator[None]:
-    """Inside, no gradient is reduced, and parameters stay whole after backward; then everything is set as before."""
+    """Inside, no gradient is reduced, and parameters stay unsharded after backward; then all is set as before."""
     units = module._units(True)
     before = [(unit.delivery.all_reduces, unit.reshard_after_backward) for unit in units]
     with reducing(units, False):
@@ -26,7 +26,7 @@ def accumulating(module: FSDPModule) -> Iterator[None]:
 
 
 def drop_accumulated(module: FSDPModule) -> None:
-    """Forget what earlier backwards have left unsharded in the whole tree; without communication."""
+    """Forget what earlier backwards have left unsharded in the tree; without communication."""
     engine = state_of(module).engine
     if engine is not None:
         engine.drop()

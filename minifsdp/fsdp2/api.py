@@ -55,7 +55,7 @@ def fully_shard(
         mesh: a 1-D mesh to shard over, or a 2-D mesh with named dimensions to replicate over the first and shard over
             the second; default: all ranks.
         reshard_after_forward: free parameters after forward. An integer k: keep a part of them on each of k ranks,
-            among which backward gathers; 1: keep them whole. None: True, except for the outermost module.
+            among which backward gathers; 1: keep them unsharded. None: True, except for the outermost module.
         shard_placement_fn: returns the `Shard(dim)` for a parameter; None, or if it returns None: `Shard(0)`.
         mp_policy: the dtypes, as a `MixedPrecisionPolicy`, ours or torch's.
         offload_policy: the location of sharded parameters, as an `OffloadPolicy` or `CPUOffloadPolicy`, ours or

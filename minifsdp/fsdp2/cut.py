@@ -1,6 +1,6 @@
 """Individually sharded parameters, and the buffer in which their pieces are sent together.
 
-    w [5, d], b [4] on 2 ranks        gathered [N, S]                      whole [N * S]
+    w [5, d], b [4] on 2 ranks        gathered [N, S]                      unsharded [N * S]
     rank 0   w 0-2 | b 0-1            w 0-2      | b 0-1 | gap             w 0-2 w 3-4 pad | b 0-1 b 2-3 | gap
     rank 1   w 3-4 | b 2-3            w 3-4, pad | b 2-3 | gap
 
@@ -29,7 +29,7 @@ class Cut:
     """The division of one parameter among N ranks along a dimension, as by `torch.chunk`, with padded last pieces.
 
     Attributes:
-        shape: shape of the whole parameter.
+        shape: shape of the unsharded parameter.
         dim: the dimension that is divided; any dimension but 0 has to be divisible by N.
         ranks: N.
     """
@@ -59,7 +59,7 @@ class Cut:
         return torch.Size([*self.shape[: self.dim], length, *self.shape[self.dim + 1 :]])
 
     def of(self, whole: Tensor, rank: int) -> Tensor:
-        """`rank`'s piece of a tensor of the whole parameter's shape, without padding, as a view."""
+        """`rank`'s piece of a tensor of the unsharded parameter's shape, without padding, as a view."""
         start = min(rank * self.rows, self.shape[self.dim])
         return whole.narrow(self.dim, start, self.local(rank)[self.dim])
 

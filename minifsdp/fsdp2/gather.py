@@ -1,6 +1,6 @@
-"""Whole parameters from the ranks' pieces: copy in, all-gather, copy out.
+"""Unsharded parameters from the ranks' pieces: copy in, all-gather, copy out.
 
-    pieces --cast, copy--> my row of gathered [N, S] --all-gather--> gathered --transpose--> whole [N * S]
+    pieces --cast, copy--> my row of gathered [N, S] --all-gather--> gathered --transpose--> unsharded [N * S]
 
 The gather works in place: a rank's pieces are packed into its own row. The copy in and the collective are queued on the
 stream for gathers, the copy out on that of the computation, and the gathered buffer is released after the copy out.
@@ -22,7 +22,7 @@ from minifsdp.fsdp2.held import Held, Recorded
 
 
 class Gather:
-    """One way to fill the memory of a unit's whole parameters.
+    """One way to fill the memory of a unit's unsharded parameters.
 
     Args:
         cuts: division of the parameters among the ranks of `group`.

@@ -34,7 +34,7 @@ class State:
 
     Attributes:
         unit: the unit of their parameters; None if there are none.
-        engine, root: those of the whole tree; None until its first run.
+        engine, root: those of the tree; None until its first run.
         make_schedule: creates the schedule of the tree under this state; None: `ListedPrefetch`, or `ListedHost` if the
             host computes.
         keeper: releases buffers in the tree under this state that another stream reads last.
@@ -46,7 +46,7 @@ class State:
         modules: the modules that are gathered together.
         unit: the unit of their parameters.
         policy: dtypes of inputs and outputs.
-        decides: `reshard_after_forward` was not given, so the root stays whole.
+        decides: `reshard_after_forward` was not given, so the root stays unsharded.
         device: device of the computation.
     """
 

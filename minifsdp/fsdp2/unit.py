@@ -3,7 +3,7 @@
 Buffers and their lifetimes, for S padded elements per rank, S' of which are trainable:
 
     gathered [N * S]   from `start_gather` to the copy out in `wait_gather`    in rank order, of the gathers' stream
-    whole [N * S]      from there to `free`                                    in parameter order, of compute's
+    unsharded [N * S]  from there to `free`                                    in parameter order, of compute's
     leaf gradients     from autograd to `start_reduce`                         as autograd has made them
     gradient [N * S']  from `start_reduce` to `wait_reduce`                    in rank order, packed
     mean [S']          from `start_reduce`; becomes the memory of the parameters' `.grad`
@@ -38,7 +38,7 @@ from minifsdp.private import in_backward, version_of
 
 
 def unsharded_of(unit: ParamUnit, dtypes: Sequence[torch.dtype]) -> Unsharded:
-    """The memory of a unit's whole parameters, which have these dtypes in the computation."""
+    """The memory of a unit's unsharded parameters, which have these dtypes in the computation."""
     return Unsharded(unit.cuts, unit.inner, dtypes, unit.group, unit.smaller, unit.device)
 
 
@@ -54,7 +54,7 @@ class ParamUnit(Unit):
         name: the unit's name in plots.
         reshard_after_forward: free the unit after forward.
         smaller: ranks of `plan.inside` among which backward gathers the parts kept after forward; None: all ranks.
-        unsharded: creates the memory of the whole parameters.
+        unsharded: creates the memory of the unsharded parameters.
 
     Attributes:
         all_gather: the user's all-gather (custom.py); None: the all-gather of comm.py.

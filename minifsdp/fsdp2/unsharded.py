@@ -1,4 +1,4 @@
-"""The memory of a unit's whole parameters, filled from the shards or from the parts kept after forward."""
+"""The memory of a unit's unsharded parameters, filled from the shards or from the parts kept after forward."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Unsharded:
         on: device of the buffer.
 
     Attributes:
-        views: the whole parameters.
+        views: the unsharded parameters.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Parameters that stay in their modules: as DTensors while sharded, as plain Parameters while whole."""
+"""Parameters that stay in their modules: as DTensors while sharded, as plain Parameters while unsharded."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ class InPlaceView(View):
                 place.module._parameters[place.attribute] = p
 
     def attach(self, unit: Owner) -> None:
-        """Let the unit's leaves come and go."""
+        """Let the unit's leaves and the shards replace each other."""
         self._leaves, self._hooked = unit.leaves, set()
         found: dict[nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}
         for leaf, p, users in zip(unit.leaves, self.shards, self.places, strict=True):
             check_steps_after_backward(users[0].name, p)
             note_taken(leaf, users[0].name, unit, UNSHARDED)
             for place in users:
-                whole, sharded = found.setdefault(place.module, ({}, {}))
-                whole[place.attribute], sharded[place.attribute] = leaf, p
+                unsharded, sharded = found.setdefault(place.module, ({}, {}))
+                unsharded[place.attribute], sharded[place.attribute] = leaf, p
         self._users = [(module._parameters, *both) for module, both in found.items()]
 
     def show(self) -> None:

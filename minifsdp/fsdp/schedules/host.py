@@ -10,7 +10,7 @@ Forward always gathers one unit ahead, as a host that runs ahead of its device d
 fullest, with all activations alive. So no other unit is gathered while the first one is being computed, and nothing is
 computed during the reduction of the first unit. A later reduction may continue while the next unit is being computed,
 which keeps a second unsharded gradient alive, only if more memory than that has just been freed, namely by a unit that
-had stayed whole. See docs/speed.md.
+had stayed unsharded. See docs/speed.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""At most `limit` units whole at a time, whatever the depth of prefetching and the lead of the host (FSDP paper 3.4).
+"""At most `limit` unsharded units, whatever the depth of prefetching and the lead of the host (FSDP paper 3.4).
 
 Units can accumulate for two reasons. First, a deep prefetch gathers many units; gathers above the limit are postponed
 until a unit is freed. Second, on CUDA the host runs ahead: it has freed unit i and gathers unit i + 2 long before the
@@ -26,9 +26,9 @@ from minifsdp.fsdp.unit import GATHERING, SHARDED, Unit
 
 
 class RateLimitedSchedule(PrefetchSchedule):
-    """Prefetching with a limit on the number of whole units.
+    """Prefetching with a limit on the number of unsharded units.
 
-    Units that stay whole from forward to backward (the root, SHARD_GRAD_OP) do not count, because they are not freed.
+    Units that stay unsharded from forward to backward (the root, SHARD_GRAD_OP) do not count: they are not freed.
 
         Args:
         forward, backward, depth: as for `PrefetchSchedule`.
@@ -46,28 +46,28 @@ class RateLimitedSchedule(PrefetchSchedule):
         limit: int = 2,
     ) -> None:
         if limit < 1:
-            raise ValueError(f"limit={limit}: at least the unit that computes has to be whole, so 1 is the least")
+            raise ValueError(f"limit={limit}: at least the unit that computes has to be unsharded, so 1 is the least")
         super().__init__(units, forward, backward, depth)
         # Two unsharded gradients at most, one reduced, one computed: in the host's order. On a device the host does not
         # wait for a reduction, and the allocator may hold on to more of them, until their frees have happened.
         self.reductions = 1
         self.limit = limit
-        self.whole: list[Unit] = []  # gathered and not freed
+        self.unsharded: list[Unit] = []  # gathered and not freed
         self.deferred: list[Unit] = []  # to be gathered when one is freed
         self.frees: deque[Any] = deque()  # one event per free that the device may not have come to
 
     def gather(self, unit: Unit) -> None:
         if unit.state is SHARDED and unit.freed_after_forward:
             self.make_room()
-            self.whole.append(unit)
+            self.unsharded.append(unit)
             while len(self.frees) >= self.limit:
                 self.frees.popleft().synchronize()  # the host waits: this is the limiter
         super().gather(unit)
 
     def make_room(self) -> None:
         """A unit is needed that the order did not foresee: one that was prefetched and that nobody uses goes."""
-        for unit in [u for u in self.whole if u.state is GATHERING]:
-            if len(self.whole) >= self.limit:
+        for unit in [u for u in self.unsharded if u.state is GATHERING]:
+            if len(self.unsharded) >= self.limit:
                 self.release(unit)
 
     def free(self, unit: Unit) -> None:
@@ -76,13 +76,13 @@ class RateLimitedSchedule(PrefetchSchedule):
 
     def release(self, unit: Unit) -> None:
         super().free(unit)
-        if unit in self.whole:
-            self.whole.remove(unit)
+        if unit in self.unsharded:
+            self.unsharded.remove(unit)
             self.frees.append(current_stream(self.device).record_event())
 
     def prefetch(self, units: list[Unit]) -> None:
         self.deferred = [unit for unit in units[: self.depth] if unit.state is SHARDED]
-        while self.deferred and len(self.whole) < self.limit:
+        while self.deferred and len(self.unsharded) < self.limit:
             self.gather(self.deferred.pop(0))
 
     def begin_forward(self) -> None:

@@ -143,7 +143,7 @@ def exposed(instance: Wrapped, how: Summon) -> Iterator[None]:
         instance._summoned = how
         stack.callback(setattr, instance, "_summoned", None)
         if unit is not None:
-            full, has_it = stack.enter_context(unit.whole()), how.is_for(instance.rank)
+            full, has_it = stack.enter_context(unit.gathered()), how.is_for(instance.rank)
             if has_it:
                 shown = full.to("cpu", copy=True) if how.offload_to_cpu else full
                 stack.enter_context(_in_modules(instance, unit, shown, how))
