@@ -1,5 +1,6 @@
 """`minifsdp lab run`, and the batch scripts around it, as far as they go without Slurm and without a GPU."""
 
+import fcntl
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from minifsdp.course import cli
 from minifsdp.course.cli import lab as command
 from minifsdp.course.doctor.versions import versions
 from minifsdp.course.system.housekeeping import TREE
-from minifsdp.course.workshop import batch, copies
+from minifsdp.course.workshop import batch, copies, results
 from minifsdp.course.workshop.references import find_reference
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -186,6 +187,8 @@ def test_a_signal_ends_kernel_and_ranks_and_the_record_is_written(
         on_disk = json.loads((tmp_path / "out" / "record.json").read_text())
         assert on_disk["state"] == "running", "what a kill that cannot be caught would leave"
         assert states(on_disk) == ["ran", "running", "not run"]
+        with pytest.raises(BlockingIOError):
+            results.was_killed(tmp_path / "out")
         os.kill(job.pid, number)
         assert job.wait(SECONDS) == 1
     finally:
@@ -222,6 +225,35 @@ def marked(mark: str) -> list[psutil.Process]:
             if process.environ().get(TREE) == mark and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def test_a_killed_run_s_folder_is_used_again_but_not_one_whose_run_goes_on(run: Run, tmp_path: Path) -> None:
+    run(DRAW)
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=r"holds the record.json of another run: name another folder"):
+        batch.plan("00", None, out, SECONDS)
+    record = json.loads((out / "record.json").read_text())
+    (out / "record.json").write_text(json.dumps(record | {"state": "running"}))
+    (out / "figures" / "old.png").write_text("of a cell that is no more")
+    lock = os.open(out, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(ValueError, match="out is in use by a run that goes on: name another folder"):
+        batch.plan("00", None, out, SECONDS)
+    os.close(lock)  # as the end of its process does
+    record = run("1")
+    assert (record["state"], record["figures"]) == ("complete", [])
+
+
+def test_a_notebook_says_which_lab_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "mine.ipynb", lab="05")
+    assert "mine.ipynb has no cell to run" in refusal(["mine.ipynb"], monkeypatch, capsys)
+    (tmp_path / "other.ipynb").write_text('{"cells": []}')
+    assert "other.ipynb does not say which lab it is: name the" in refusal(["other.ipynb"], monkeypatch, capsys)
+    assert "there is no file none.ipynb" in refusal(["none.ipynb"], monkeypatch, capsys)
+    assert copies.lab_and_copy("5", Path("mine.ipynb")) == ("05", Path("mine.ipynb"))
 
 
 # Requests that cannot be met

@@ -21,9 +21,9 @@ from minifsdp.course.workshop import catalogue, copies, progress, saved, scores
 from minifsdp.course.workshop.catalogue import EXERCISE, Notebook, cells_with, labs_folder, read_notebook, source_of
 from minifsdp.course.workshop.hints import hints_of
 from minifsdp.course.workshop.notebook import FAILED
-from minifsdp.course.workshop.process import Verdict
 from minifsdp.course.workshop.references import find_reference, is_blank, lab_references
 from minifsdp.course.workshop.submission import Submission
+from minifsdp.course.workshop.verdict import Verdict
 
 REFERENCE = find_reference("4.1")
 RIGHT = f'@exercise("4.1")\n{REFERENCE.source}'

@@ -26,9 +26,10 @@ from minifsdp.course.workshop import handed_in, marking
 from minifsdp.course.workshop.catalogue import cells_with, setup_of, stubs_of
 from minifsdp.course.workshop.copies import fresh
 from minifsdp.course.workshop.handed_in import Problem, find_tasks
-from minifsdp.course.workshop.process import MIB, Limits, Verdict, _verdict, run_check
+from minifsdp.course.workshop.process import MIB, Limits, run_check
 from minifsdp.course.workshop.references import find_reference
 from minifsdp.course.workshop.submission import Submission
+from minifsdp.course.workshop.verdict import Verdict, of_result
 
 RIGHT = find_reference("4.1").source
 PATIENT = Limits(seconds=120)
@@ -109,7 +110,7 @@ def test_own_fail_says_what_the_check_says_in_one_line(tmp_path: Path) -> None:
         (("import os", "os._exit(0)"), "crash", "ended with code 0 and without a result"),
         slow(("raise SystemExit(0)",), "own-fail", "SystemExit: 0"),
         slow(("input()",), "own-fail", "raises"),
-        slow(("import ctypes", "ctypes.string_at(0)"), "crash", "code -11"),
+        slow(("import ctypes", "ctypes.string_at(0)"), "crash", "killed by SIGSEGV without a result"),
     ],
     ids=["ends the process", "exits", "asks", "segmentation fault"],
 )
@@ -236,7 +237,7 @@ def test_folders_deeper_than_pythons_recursion_are_removed_and_cost_nothing(
 def test_a_result_whose_state_is_none_of_a_check_is_none(state: Any, tmp_path: Path) -> None:
     """It has the secret: the answer has found that in the memory of its process."""
     (tmp_path / "result.json").write_text(json.dumps({"state": state, "text": "", "secret": "known"}))
-    found = _verdict(tmp_path, io.BytesIO(), "known", 0)
+    found = of_result(tmp_path, io.BytesIO(), "known", 0)
     assert (found.state, repr(state) in found.text) == ("crash", True)
 
 
@@ -269,9 +270,10 @@ def test_an_answer_that_ends_or_stops_its_parent_costs_its_own_row(name: str, tm
     done = minifsdp("lab", "mark", str(tmp_path / "in"), "--out", str(out))
     assert done.returncode == 0, done.stderr
     ada, bert = (row for row in csv.DictReader(out.open()) if row["exercise"] == "4.1")
-    was = "stopped" if name == "stop" else f"ended by {SIGNALS[name]}: mark the others again"
+    was = "stopped" if name == "stop" else f"killed ({SIGNALS[name]}), by the answer itself or from outside"
     assert ada["state"] == "crash"
     assert ada["remark"].startswith(f"its supervisor was {was}")
+    assert ada["remark"].endswith("; mark the others again") == (name != "stop")
     assert bert["state"] == "own-fail"
 
 

@@ -52,7 +52,7 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = (error.strerror or str(error)).lower()
+        what = (error.strerror or "").lower() or str(error)
         fail(f"{error.filename}: {what}; name another path" if error.filename else what, code=2)
     except ValueError as error:
         fail(str(error), code=2)
@@ -114,7 +114,7 @@ def check(
         str,
         typer.Argument(
             metavar="ID|NN",
-            help="An exercise, such as 5.2; or a lab, such as 05, for all its exercises.",
+            help="An exercise, such as 5.2; or a lab, such as 05, or its notebook, for all its exercises.",
             autocompletion=lambda incomplete: _labs(incomplete) + _exercises(incomplete),
         ),
     ],
@@ -129,14 +129,15 @@ def check(
 
     Example: minifsdp lab check 5.2
     """
-    server.prepare(CHECKS_NEED)  # while this command reads the notebook
+    with _refusing():
+        server.prepare(CHECKS_NEED)  # while this command reads the notebook
     from minifsdp.course.workshop.hints import stub_of
     from minifsdp.course.workshop.references import lab_of
     from minifsdp.course.workshop.saved import check_saved, saves
 
     failures = 0
     with _refusing():
-        named = catalogue.as_named(what)
+        named, notebook = copies.lab_and_copy(what, notebook)
         exercises = list(catalogue.stubs_of(named)) if named in catalogue.all_labs() else [stub_of(what).id]
         path = notebook or copies.find_copy(lab_of(exercises[0]), HERE)
         if watch:
@@ -263,7 +264,7 @@ def run(
     if missing := [name for name in ("nbclient", "ipykernel") if find_spec(name) is None]:
         fail(f"{missing[0]} is not installed here:   pip install jupyterlab", code=2)
     with _refusing():
-        number = catalogue.as_named(lab)
+        number, notebook = copies.lab_and_copy(lab, notebook)
         catalogue.shipped_notebook(number)
         from minifsdp.course.workshop import batch
 

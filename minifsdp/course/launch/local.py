@@ -18,7 +18,7 @@ from minifsdp.course.launch.errors import Failure, Kind, RankError, name_cells, 
 from minifsdp.course.launch.rank import Task
 from minifsdp.course.launch.start import RankProcess, pack, sources_in_memory, start_rank
 from minifsdp.course.launch.world import World
-from minifsdp.course.warm.client import server
+from minifsdp.course.warm.client import GONE, SERVER_OF_RANKS, server
 from minifsdp.course.warm.needs import RANKS_USE
 from minifsdp.course.warm.scratch import scratch_folder
 
@@ -27,6 +27,7 @@ _START_LIMIT = 120.0  # seconds until every rank must be ready
 _GROUP_SLACK = 30.0  # seconds by which a collective outwaits the launch, so that stacks are taken before it raises
 _GRACE_AFTER_RAISED = 0.3  # seconds in which other ranks may still report failures of their own ...
 _GRACE_AFTER_LOST = 1.0  # ... and, after a death or a lost connection, in which cause and consequences must show
+_PATIENCE = 5.0  # seconds in which a busy machine may take to tell how a rank has ended
 
 
 def run_local(
@@ -107,9 +108,11 @@ def _hear(rank: RankProcess, on_report: Callable[[int, Any], None] | None) -> No
 
 def _death(rank: RankProcess) -> Failure:
     """The failure of a rank whose process ended without an answer."""
-    code = rank.process.wait(1.0) if rank.process is not None else None
+    code = rank.process.wait(_PATIENCE) if rank.process is not None else None
     if code is None:
         headline = "closed its connection to the launcher"
+    elif code == GONE:
+        headline = f"{SERVER_OF_RANKS} was killed before fn returned"
     elif code >= 0:
         headline = f"process ended with exit code {code} before fn returned"
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,27 @@ import psutil
 ADAMW_BYTES = 12  # per parameter and between two steps: the parameter and two moments, in float32
 MOST = {"layers": 10_000, "width": 2**20}  # a block of a model is a Python object
 MOST_OF_OTHERS = 10**8
+
+LEAST_OF_SHELL = (  # of one process: all labs' checks pass, on a CPU, with 40 open files and 2,000 MiB
+    ("n", resource.RLIMIT_NOFILE, 64, "open files", 1, "1024"),
+    ("v", resource.RLIMIT_AS, 2**31, "KiB of address space", 1024, "unlimited"),
+)
+
+
+def check_shell() -> None:
+    """Check the limits that this process has from its shell, before ranks or checks start.
+
+    Raises:
+        OSError: one is too low.
+    """
+    for flag, number, least, what, unit, enough in LEAST_OF_SHELL:
+        limit, most = resource.getrlimit(number)
+        if limit != resource.RLIM_INFINITY and limit < least:
+            where = " in a new shell" if most != resource.RLIM_INFINITY and most < 16 * least else ""
+            raise OSError(
+                f"this shell allows {limit // unit:,} {what}, and ranks need {least // unit:,}: "
+                f"`ulimit -{flag} {enough}`{where}"
+            )
 
 
 def check_writable(folder: Path, option: str = "--out") -> None:

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from minifsdp.course.system.housekeeping import SERVER, label, padded_label
 from minifsdp.course.system.lifeline import is_readable
+from minifsdp.course.system.resources import check_shell
 from minifsdp.course.warm.inherited import Inherited
 from minifsdp.course.warm.needs import RANKS_NEED
 from minifsdp.course.warm.request import STDIO, Request, send
@@ -26,6 +27,7 @@ from minifsdp.course.warm.server import serve_in_fork
 
 LONGEST_START = 120.0  # seconds
 PATIENCE = 5.0  # seconds in which a server that is ended is replaced by another
+SERVER_OF_RANKS = "the server of the ranks"
 GONE = 255  # the exit code of a process whose server has ended before it
 _PER_PROCESS = "TORCH_DISTRIBUTED_DEBUG"  # torch reads it when it is imported; each process has its caller's level
 _BY_NVML = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TRITON_NVML_BASED_CUDA_CHECK")  # or torch and Triton call cuInit
@@ -104,18 +106,24 @@ class Process:
         return int(line)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Connection:
     """To a server. One that is a program of its own, no fork, ends when the lifeline closes, whatever it is doing.
 
     Attributes:
         prepared: modules that the server was told to import ahead.
+        has_served: whether a process was asked for.
     """
 
     channel: socket.socket
     lifeline: IO[bytes] | None = None
     process: subprocess.Popen[bytes] | None = None
     prepared: set[str] = field(default_factory=set)
+    has_served: bool = False
+
+    @property
+    def is_fork(self) -> bool:
+        return self.process is None
 
     def close(self) -> None:
         with suppress(OSError):  # a program may have closed all its file descriptors
@@ -142,6 +150,11 @@ class Server:
     def runs(self) -> bool:
         """True once a server has been started; one that has ended since is replaced at the next request."""
         return self._connection is not None
+
+    @property
+    def has_served(self) -> bool:
+        """True once the server that runs was asked for a process: the first waits for its imports."""
+        return self._connection is not None and self._connection.has_served
 
     def start(self, what: str, function: Callable[..., None], *args: Any, **settings: Any) -> Process:
         """`ask`, and wait until the process has started, from a new server if this one is being ended meanwhile.
@@ -205,7 +218,7 @@ class Server:
         try:
             with open(os.devnull, "rb+", buffering=0) as null:
                 errors = _if_open(2, null.fileno())
-                self._send(request, [status, *(stdio or (null.fileno(), errors, errors)), *fds])
+                self._send(request, [status, *(stdio or (null.fileno(), errors, errors)), *fds]).has_served = True
         except BaseException:
             os.close(sentinel)
             raise
@@ -254,6 +267,8 @@ class Server:
                 with suppress(OSError), _undisturbed():  # it may have been ended, as by `minifsdp clean`
                     send(self._connection.channel, request, fds)
                     return self._connection
+                if self._connection.is_fork:  # this process may have threads by now, and another server starts slowly
+                    raise ConnectionError(f"{SERVER_OF_RANKS} was killed")
             self._end()
             self._connection = _connect()
             with _undisturbed():
@@ -285,7 +300,8 @@ atexit.register(server.let_go_on)
 
 
 def _connect() -> _Connection:
-    """Start a server."""
+    """Start a server; raises OSError if a limit of this shell is too low for that."""
+    check_shell()
     channel, theirs = (socket.socket(fileno=_above_the_standard(each.detach())) for each in socket.socketpair())
     their_lifeline, lifeline = map(_above_the_standard, os.pipe())
     with theirs, open(their_lifeline, "rb"):

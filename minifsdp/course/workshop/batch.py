@@ -26,7 +26,7 @@ from minifsdp.course.system.resources import check_writable
 from minifsdp.course.watch.trace import TRACES
 from minifsdp.course.workshop.catalogue import Notebook, read_notebook
 from minifsdp.course.workshop.copies import find_copy, lab_of_copy
-from minifsdp.course.workshop.results import RECORD, Results, is_run
+from minifsdp.course.workshop.results import RECORD, Results, is_run, was_killed
 
 RANKS = 2  # in most launches of the labs; the record names the world chosen for this number
 
@@ -58,7 +58,7 @@ def plan(lab: str, notebook: Path | None, out: Path, seconds: float) -> Plan:
     Args:
         lab: such as "05".
         notebook: by default the notebook of that lab in the current folder.
-        out: a folder that holds no other run's record.
+        out: a folder that holds no other run's results, unless that run was killed.
         seconds: the time limit of the whole run.
 
     Raises:
@@ -79,13 +79,23 @@ def plan(lab: str, notebook: Path | None, out: Path, seconds: float) -> Plan:
         raise ValueError(f"{path} is a notebook of lab {belongs}, not of lab {lab}")
     if out.is_dir() and any(out.samefile(each.parent) for each in (path, path.resolve())):
         raise ValueError(f"--out {out} is the notebook's own folder: name another")
-    for name in (RECORD, path.name):
-        if os.path.lexists(out / name):
-            whose = f"the {name} of another run" if name == RECORD else f"another {name}"
-            raise ValueError(f"--out {out} holds {whose}: name another folder")
+    _check_out(out, path.name)
     world = choose_world(RANKS)
     check_writable(out)
     return Plan(lab, path, out, seconds, world)
+
+
+def _check_out(out: Path, notebook: str) -> None:
+    """Reject a folder with other results than those of a run that was killed."""
+    try:
+        if was_killed(out):
+            return
+    except BlockingIOError:
+        raise ValueError(f"--out {out} is in use by a run that goes on: name another folder") from None
+    for name in (RECORD, notebook):
+        if os.path.lexists(out / name):
+            whose = f"the {name} of another run" if name == RECORD else f"another {name}"
+            raise ValueError(f"--out {out} holds {whose}: name another folder")
 
 
 def _check_text(path: Path, notebook: Notebook) -> None:

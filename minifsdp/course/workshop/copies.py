@@ -13,6 +13,7 @@ from minifsdp.course.workshop.catalogue import (
     SETUP,
     Cell,
     Notebook,
+    as_named,
     cells_with,
     edition_of,
     facts_of,
@@ -95,6 +96,20 @@ def find_copy(lab: str, folder: Path) -> Path:
         where = "this folder" if folder == Path() else str(folder)
         raise ValueError(f"no notebook of lab {lab} in {where}: minifsdp lab start {lab}, or name the notebook")
     raise ValueError(f"several notebooks of lab {lab}, name one: {', '.join(path.name for path in found)}")
+
+
+def lab_and_copy(said: str, notebook: Path | None) -> tuple[str, Path | None]:
+    """The lab and the notebook that a command names: either, such as "05" or "lab05_fsdp.ipynb", or both.
+
+    Raises:
+        ValueError: the notebook does not say which lab it belongs to.
+    """
+    if notebook is not None or not said.endswith(".ipynb"):
+        return as_named(said), notebook
+    if (lab := lab_of_copy(Path(said))) is None:
+        read_notebook(Path(said))  # raises if there is none
+        raise ValueError(f"{said} does not say which lab it is: name the lab's number first, such as 05 {said}")
+    return lab, Path(said)
 
 
 def answer_in(path: Path, exercise: str) -> Submission:

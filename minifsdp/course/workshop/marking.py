@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 from minifsdp.course.launch.world import MOST_GLOO_RANKS as MOST_RANKS
 from minifsdp.course.launch.world import forced_device
 from minifsdp.course.system.plain_files import read_plain
-from minifsdp.course.system.resources import count_fault, seed_fault
+from minifsdp.course.system.resources import check_shell, count_fault, seed_fault
 from minifsdp.course.workshop.catalogue import all_labs, setup_of, stubs_of
 from minifsdp.course.workshop.checking import Variant
 from minifsdp.course.workshop.handed_in import Problem, Task
@@ -68,9 +68,11 @@ def _mark(task: Task, variants: Sequence[Mapping[str, int]], limits: Limits) -> 
     for variant in ({}, *variants):
         verdict = run_check(submission, limits, variant)
         if verdict.state != "passed":
-            state: Mark = "own-fail" if verdict.state == "failed" else verdict.state
             where = ", ".join(f"{name}={value}" for name, value in variant.items())
-            return state, f"with {where}: {verdict.text}" if where else verdict.text
+            text = f"with {where}: {verdict.text}" if where else verdict.text
+            if verdict.state == "unchecked":  # what the answer has started may still run, or memory be short
+                return "crash", f"{text}; mark the others again"
+            return "own-fail" if verdict.state == "failed" else verdict.state, text
     return ("read", "the reference was read") if task.read else ("own-pass", "")
 
 
@@ -93,9 +95,10 @@ def mark_all(
 
     Raises:
         ValueError: the table exists already, or a MINIFSDP_ environment variable is invalid.
-        OSError: the table cannot be written; it is then printed to standard output.
+        OSError: a limit of the shell is too low, or the table cannot be written; it is then printed to standard output.
     """
     forced_device()
+    check_shell()
     try:
         with out.open("x") as file:
             made = os.fstat(file.fileno())

@@ -6,6 +6,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,20 +14,24 @@ from minifsdp.course.warm.client import server
 from minifsdp.course.warm.needs import CHECKS_NEED, RANKS_NEED, RANKS_USE
 from minifsdp.course.workshop.cells import collect, define
 from minifsdp.course.workshop.hints import count_hint, next_hint, stub_of
-from minifsdp.course.workshop.process import Verdict, run_check
+from minifsdp.course.workshop.process import run_check
 from minifsdp.course.workshop.references import find_reference, is_blank, lab_of, lab_references
 from minifsdp.course.workshop.store import Store
 from minifsdp.course.workshop.submission import Submission
+from minifsdp.course.workshop.verdict import Verdict
 
 BLANK = "not attempted, reference in use"
 PASSED = "yours: passed"
 FAILED = "yours: failed; the cells below use it all the same"
+UNCHECKED = "yours: not checked; the cells below use it all the same"
+LONGEST_PHASE = len("starting torch, once per notebook ... 119 s")
 
 _submissions: dict[str, Submission] = {}  # by exercise, this notebook's answers that are not blank
 _states: dict[str, str] = {}
 
 if "ipykernel" in sys.modules:  # a notebook's set-up cell: while the learner reads, import what checks need
-    server.prepare((*CHECKS_NEED, *RANKS_NEED, *RANKS_USE))
+    with suppress(OSError):  # a check says why there is no server
+        server.prepare((*CHECKS_NEED, *RANKS_NEED, *RANKS_USE))
 
 
 def exercise(exercise_id: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -65,15 +70,19 @@ def check(exercise_id: str) -> None:
     if submission is None:
         print(f"{exercise_id} {ref.name}: {BLANK}")
         return
-    verdict = run_check(submission, alive=partial(show_time, exercise_id))
-    _states[exercise_id] = PASSED if verdict.state == "passed" else FAILED
+    verdict = run_check(submission, alive=partial(show_phase, exercise_id))
+    _states[exercise_id] = state_of(verdict)
     print(record_verdict(submission, verdict, Store()))
 
 
-def show_time(exercise_id: str, seconds: int, started: bool) -> None:
-    """Print how long a check has run, or has been starting; the next second's line or the verdict overwrites it."""
-    doing, so_far = "checking" if started else "starting", f" {seconds} s" if seconds else ""  # equally long
-    print(f"{exercise_id} {stub_of(exercise_id).name}: {doing} ...{so_far}", end="\r", flush=True)
+def show_phase(exercise_id: str, doing: str) -> None:
+    """Print what a check is doing; the next second's line or the verdict, which is longer, overwrites it."""
+    print(f"{exercise_id} {stub_of(exercise_id).name}: {doing:{LONGEST_PHASE}}", end="\r", flush=True)
+
+
+def state_of(verdict: Verdict) -> str:
+    """The state of an answer as this module shows it."""
+    return {"passed": PASSED, "unchecked": UNCHECKED}.get(verdict.state, FAILED)
 
 
 def record_verdict(submission: Submission, verdict: Verdict, store: Store) -> str:
@@ -85,10 +94,12 @@ def record_verdict(submission: Submission, verdict: Verdict, store: Store) -> st
 
 def told(exercise_id: str, verdict: Verdict, store: Store) -> str:
     """A verdict as text for the learner: state, errors and the next hint, which is not counted as requested."""
-    head = f"{exercise_id} {stub_of(exercise_id).name}"
+    head = f"{exercise_id} {stub_of(exercise_id).name}: {state_of(verdict)}"
     if verdict.state == "passed":
-        return f"{head}: {PASSED}. {verdict.text}"
-    lines = [f"{head}: {FAILED}", *verdict.text.splitlines()]
+        return f"{head}. {verdict.text}"
+    lines = [head, *verdict.text.splitlines()]
+    if verdict.state == "unchecked":
+        return "\n    ".join(lines)
     if "NameError" in verdict.text:
         lines.append("a check runs the set-up cell and this exercise's cell, nothing else: define what you need here")
     if "SyntaxError" not in verdict.text:

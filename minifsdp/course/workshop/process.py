@@ -10,47 +10,34 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
-import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO
 
 import psutil
 
 from minifsdp.course.system.housekeeping import TREE
 from minifsdp.course.system.lifeline import is_readable
-from minifsdp.course.system.plain_files import files_below, read_plain
+from minifsdp.course.system.plain_files import files_below
 from minifsdp.course.warm.client import LONGEST_START, Process, server
 from minifsdp.course.warm.needs import CHECKS_NEED, RANKS_NEED, RANKS_USE
 from minifsdp.course.warm.scratch import scratch_folder
-from minifsdp.course.workshop.child import STACK, needs_ranks
+from minifsdp.course.workshop.child import needs_ranks
+from minifsdp.course.workshop.outside import kills_so_far, unless_from_outside
 from minifsdp.course.workshop.submission import Submission
 from minifsdp.course.workshop.supervisor import supervise
 from minifsdp.course.workshop.tree import children, end_members, is_stopped
+from minifsdp.course.workshop.verdict import Verdict, of_ended_supervisor, of_result, stuck_in
 
-State = Literal["passed", "failed", "timeout", "crash"]
 POLL_SECONDS = 0.1
 PATIENCE = 5.0  # seconds
 MIB = 2**20
-LARGEST_RESULT = MIB  # bytes
-
-
-class Verdict(NamedTuple):
-    """The outcome of a check.
-
-    Attributes:
-        state: "crash" if the process ended without a result, or was killed for exceeding a limit other than time.
-        text: the check's message if it passed; else the errors, one fact per line.
-    """
-
-    state: State
-    text: str
 
 
 @dataclass(frozen=True)
@@ -77,7 +64,7 @@ def run_check(
     submission: Submission,
     limits: Limits = LEARNER,
     variant: Mapping[str, int] | None = None,
-    alive: Callable[[int, bool], None] = lambda seconds, started: None,
+    alive: Callable[[str], None] = lambda doing: None,
 ) -> Verdict:
     """Check an answer in a fresh process; afterwards the process and everything that it started are gone.
 
@@ -85,9 +72,23 @@ def run_check(
         submission: the answer and its set-up cell.
         limits: the process is killed if it exceeds them.
         variant: fields of `checking.Variant` that differ from the check's own.
-        alive: called with 0, and with the whole seconds so far after each further second; and with whether the check
-            has started, for which torch may have to be imported first.
+        alive: called with what the check is doing, at first and after each further second.
     """
+    kills = kills_so_far()
+    try:
+        try:
+            found = _run_once(submission, limits, variant, alive)
+        except ConnectionError:  # the server was killed before the check started: the next one is new
+            found = _run_once(submission, limits, variant, alive)
+    except OSError as error:
+        return Verdict("unchecked", f"the check did not start: {error}")
+    return unless_from_outside(found, submission.cell, kills)
+
+
+def _run_once(
+    submission: Submission, limits: Limits, variant: Mapping[str, int] | None, alive: Callable[[str], None]
+) -> Verdict:
+    """Raises ConnectionError if the server ends before the check has started."""
     with (
         scratch_folder("minifsdp-check-") as folder,
         tempfile.TemporaryFile() as output,  # unnamed, so that the answer cannot replace it
@@ -99,15 +100,20 @@ def run_check(
         with _asked(folder, output, submission.exercise, secret) as check:
             ended = _watch(check, folder, output, limits, alive)
             if isinstance(ended, Verdict) and ended.state == "timeout":
-                ended = ended._replace(text=ended.text + _stuck_in(folder, submission.cell))
-        server.prepare((*RANKS_NEED, *RANKS_USE))  # for the next
-        return ended if isinstance(ended, Verdict) else _verdict(folder, output, secret, ended)
+                ended = ended._replace(text=ended.text + stuck_in(folder, submission.cell))
+        with suppress(OSError):
+            server.prepare((*RANKS_NEED, *RANKS_USE))  # for the next
+        return ended if isinstance(ended, Verdict) else of_result(folder, output, secret, ended)
 
 
 @dataclass(frozen=True)
 class _Check:
-    """A check's supervisor, the lifeline that ends the check when it closes, and where its exit code comes from."""
+    """A check's supervisor, the lifeline that ends the check when it closes, and where its exit code comes from.
 
+    `is_first`: of its server, which has to import torch for it.
+    """
+
+    is_first: bool
     supervisor: Process
     lifeline: int
     report: int
@@ -122,7 +128,7 @@ def _asked(folder: Path, output: IO[bytes], exercise: str, secret: str) -> Itera
     if "PYTHONPATH" in environ:
         parts = environ["PYTHONPATH"].split(os.pathsep)
         environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts)
-    supervisor = None
+    supervisor, is_first = None, not server.has_served
     try:
         try:
             supervisor = server.ask(
@@ -137,7 +143,7 @@ def _asked(folder: Path, output: IO[bytes], exercise: str, secret: str) -> Itera
         finally:
             os.close(their_lifeline)
             os.close(their_report)
-        yield _Check(supervisor, lifeline, report)
+        yield _Check(is_first, supervisor, lifeline, report)
     finally:
         if supervisor is not None and supervisor.pid:
             end_members(supervisor.pid if supervisor.poll() is None else None, _tree(secret))
@@ -155,7 +161,7 @@ def _tree(secret: str) -> str:
 
 
 def _watch(
-    check: _Check, folder: Path, output: IO[bytes], limits: Limits, alive: Callable[[int, bool], None]
+    check: _Check, folder: Path, output: IO[bytes], limits: Limits, alive: Callable[[str], None]
 ) -> Verdict | int:
     """Wait for the check; returns its exit code, or a verdict if it exceeded a limit or lost its supervisor."""
     began, shown, said, supervisor = time.monotonic(), -1, b"", None
@@ -166,13 +172,13 @@ def _watch(
             began, seconds, shown = time.monotonic(), 0.0, -1
         if int(seconds) > shown:
             shown = int(seconds)
-            alive(shown, started)
+            alive(_doing(check, started, shown, limits))
         if supervisor is None:
             continue
         if is_readable(check.report, POLL_SECONDS):
             said = os.read(check.report, 16)
             if not said:
-                return Verdict("crash", _ended(check.supervisor, output))
+                return of_ended_supervisor(check.supervisor, output)
         if _bytes_in(folder) + os.fstat(output.fileno()).st_size > limits.output:
             return Verdict("crash", f"it wrote more than {limits.output / MIB:.0f} MiB")
         if said:
@@ -187,27 +193,17 @@ def _watch(
                 return Verdict("crash", f"it started more than {limits.processes} processes")
     if supervisor is None:
         server.end()
-        return Verdict("timeout", f"the check did not start within {LONGEST_START:.0f} s: check again")
+        return Verdict("unchecked", f"the check did not start within {LONGEST_START:.0f} s: check again")
     stopped = ": one of its processes was stopped" if any(map(is_stopped, children(supervisor))) else ""
     return Verdict("timeout", f"no result after {limits.seconds:.0f} s{stopped}")
 
 
-def _stuck_in(folder: Path, cell: str) -> str:
-    """The line of the answer in which the check was when its time was nearly up."""
-    with suppress(OSError):
-        found = re.search(r'"<cell of exercise [^>]*>", line (\d+) in ', read_plain(folder / STACK, MIB).decode())
-        lines = cell.splitlines()
-        if found and int(found[1]) <= len(lines):
-            return f"; it was in line {found[1]}: {lines[int(found[1]) - 1].strip()}"
-    return ""
-
-
-def _ended(supervisor: Process, output: IO[bytes]) -> str:
-    """The reason for a supervisor's end: killed, perhaps by an answer, or unable to start the check."""
-    code = supervisor.wait(5.0)
-    if code is not None and code < 0:
-        return f"its supervisor was ended by {signal.Signals(-code).name}: mark the others again"
-    return "\n".join([f"its supervisor ended with code {code}", *_last_line(output)])
+def _doing(check: _Check, started: bool, seconds: int, limits: Limits) -> str:
+    """What a learner waits for, and for how long at most."""
+    if started:
+        return f"checking ... {seconds} s of at most {limits.seconds:.0f} s" if seconds else "checking ..."
+    once = f" torch, once per {'notebook' if 'ipykernel' in sys.modules else 'command'}" if check.is_first else ""
+    return f"starting{once} ... {seconds} s" if seconds else f"starting{once} ..."
 
 
 def _bytes_in(folder: Path) -> int:
@@ -225,21 +221,3 @@ def _sizes(supervisor: psutil.Process) -> list[int]:
         with suppress(psutil.Error):
             sizes.append(member.memory_info().rss)
     return sizes
-
-
-def _verdict(folder: Path, output: IO[bytes], secret: str, code: int) -> Verdict:
-    """The verdict from the result file if it holds this check's secret, else a crash."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        result: dict[str, Any] = json.loads(read_plain(folder / "result.json", LARGEST_RESULT))
-        if result["secret"] == secret:
-            if result["state"] not in ("passed", "failed"):
-                return Verdict("crash", f"its result has an unknown state: {result['state']!r}")
-            return Verdict(result["state"], str(result["text"]))
-    return Verdict(
-        "crash", "\n".join([f"the process ended with code {code} and without a result", *_last_line(output)])
-    )
-
-
-def _last_line(output: IO[bytes]) -> list[str]:
-    output.seek(max(0, output.seek(0, os.SEEK_END) - 2000))
-    return output.read(2000).decode(errors="replace").strip().splitlines()[-1:]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
+import os
 import re
 import shutil
 import time
@@ -16,12 +18,14 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
+from minifsdp.course.system.plain_files import read_plain
 from minifsdp.course.system.whole_files import write_whole
 from minifsdp.course.workshop.catalogue import EXERCISE, facts_of, tags_of
 from minifsdp.course.workshop.notebook import FAILED, PASSED
 from minifsdp.course.workshop.references import is_blank, lab_references
 
 RECORD = "record.json"
+LARGEST = 2**24  # bytes of a record
 NOT_RUN, RUNNING, RAN = "not run", "running", "ran"
 BLANK = "blank"
 
@@ -47,6 +51,8 @@ class Results:
         self.names = [_name(cell, index) for index, cell in enumerate(self.notebook.cells)]
         self.figures, self.traces, self.new_traces = out / "figures", out / "traces", out / ".traces"
         self._out, self._file, self._lab = out, source.name, lab
+        self._lock = os.open(out, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # until the run ends, even if it is killed
         self._begun = time.monotonic()
         self._cells: dict[int, dict[str, Any]] = {}
         for index, cell in enumerate(self.notebook.cells):
@@ -66,6 +72,9 @@ class Results:
         }
         for folder in (self.figures, self.traces, self.new_traces):
             folder.mkdir(exist_ok=True)
+            for left in folder.iterdir():  # by a run that was killed
+                if left.suffix in (".png", ".json"):
+                    left.unlink()
         self._save()
 
     @contextmanager
@@ -99,6 +108,7 @@ class Results:
         self.record["state"] = state
         shutil.rmtree(self.new_traces, ignore_errors=True)
         self._save()
+        os.close(self._lock)
 
     def _save(self) -> None:
         exercises = self._exercises()
@@ -129,6 +139,26 @@ class Results:
         for number, image in enumerate(images, start=1):
             name = self.names[index] + (f"-{number}" if number > 1 else "")
             (self.figures / f"{name}.png").write_bytes(base64.b64decode(image))
+
+
+def was_killed(out: Path) -> bool:
+    """True if a folder holds the results of a run that has neither ended nor goes on: another may replace them.
+
+    Raises:
+        BlockingIOError: the run goes on.
+    """
+    try:
+        state = json.loads(read_plain(out / RECORD, LARGEST))["state"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+    if state != RUNNING:
+        return False
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(folder)
+    return True
 
 
 def is_run(cell: NotebookNode) -> bool:

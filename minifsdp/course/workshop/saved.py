@@ -12,7 +12,7 @@ from pathlib import Path
 
 from minifsdp.course.workshop.copies import answer_in
 from minifsdp.course.workshop.hints import stub_of
-from minifsdp.course.workshop.notebook import BLANK, record_verdict, show_time
+from minifsdp.course.workshop.notebook import BLANK, record_verdict, show_phase
 from minifsdp.course.workshop.process import run_check
 from minifsdp.course.workshop.references import is_blank
 from minifsdp.course.workshop.store import Store
@@ -36,7 +36,7 @@ def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
         forced_device()
     if is_blank(submission.cell, stub):
         return f"{exercise} {stub.name}: {BLANK}", False
-    verdict = run_check(submission, alive=partial(show_time, exercise) if sys.stdout.isatty() else lambda *_: None)
+    verdict = run_check(submission, alive=partial(show_phase, exercise) if sys.stdout.isatty() else lambda *_: None)
     return record_verdict(submission, verdict, store), verdict.state != "passed"
 
 
