@@ -106,6 +106,8 @@ def test_a_server_that_is_killed_before_a_check_has_started_is_replaced(monkeypa
     monkeypatch.setattr(Server, "ask", ask_a_dead_one)
     assert run_check(answer("4.1")).state == "passed"
     assert len(asked) == 2
+    assert server._connection is not None
+    assert not server._connection.prepared, "the next check of a lab without ranks would wait for their imports"
 
 
 def test_a_check_that_is_killed_is_said_to_be(tmp_path: Path) -> None:

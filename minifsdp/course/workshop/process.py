@@ -101,8 +101,9 @@ def _run_once(
             ended = _watch(check, folder, output, limits, alive)
             if isinstance(ended, Verdict) and ended.state == "timeout":
                 ended = ended._replace(text=ended.text + stuck_in(folder, submission.cell))
-        with suppress(OSError):
-            server.prepare((*RANKS_NEED, *RANKS_USE))  # for the next
+        if needs_ranks(submission.exercise):
+            with suppress(OSError):
+                server.prepare((*RANKS_NEED, *RANKS_USE))  # for the next
         return ended if isinstance(ended, Verdict) else of_result(folder, output, secret, ended)
 
 
