@@ -234,6 +234,7 @@ def test_check_of_a_lab_is_of_each_exercise(lab: Run, verdict: list[Submission])
     ]
     write(RIGHT)
     assert lab("check", "04")[0] == 0
+    assert lab("check", COPY)[1] == lab("check", "04")[1], "a notebook says which lab it is"
 
 
 def test_a_watched_notebook_is_checked_at_first_and_where_a_save_has_changed_it(

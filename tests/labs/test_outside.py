@@ -110,6 +110,15 @@ def test_a_server_that_is_killed_before_a_check_has_started_is_replaced(monkeypa
     assert not server._connection.prepared, "the next check of a lab without ranks would wait for their imports"
 
 
+def test_a_server_that_is_ended_twice_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> Verdict:
+        raise ConnectionError
+
+    monkeypatch.setattr(process, "_run_once", run)
+    line = "its server was ended twice: free some memory, see `ulimit -a`, and check again"
+    assert run_check(answer("4.1")) == Verdict("unchecked", line)
+
+
 def test_a_check_that_is_killed_is_said_to_be(tmp_path: Path) -> None:
     ended = of_result(tmp_path, io.BytesIO(), "", -signal.SIGKILL)
     line = "its process was killed from outside (SIGKILL): check again"

@@ -113,8 +113,8 @@ def check(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="ID|NN",
-            help="An exercise, such as 5.2; or a lab, such as 05, or its notebook, for all its exercises.",
+            metavar="ID|NN|FILE",
+            help="An exercise, such as 5.2; or a lab, such as 05, or your notebook of it, for all its exercises.",
             autocompletion=lambda incomplete: _labs(incomplete) + _exercises(incomplete),
         ),
     ],
@@ -249,7 +249,12 @@ def _summary(standings: dict[str, list[progress.Standing] | str]) -> str:
 
 @app.command()
 def run(
-    lab: Lab,
+    lab: Annotated[
+        str,
+        typer.Argument(
+            metavar="NN|FILE", help="Number of the lab, such as 05, or your notebook of it.", autocompletion=_labs
+        ),
+    ],
     notebook: Annotated[Path | None, typer.Argument(help="Default: the notebook of that lab in this folder.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results of only this run.")] = Path("results/lab"),
     time_limit: Annotated[float, typer.Option(min=1, max=1e6, help="Time limit in seconds.")] = 600.0,

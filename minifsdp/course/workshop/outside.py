@@ -25,7 +25,7 @@ _SCARCE = (  # what an error says, the limit that may be behind it, and from whi
 
 
 def kills_so_far() -> int:
-    """How many processes the system has ended since its start because memory ran out; 0 where it does not tell."""
+    """The number of processes that the system has ended because memory ran out; 0 where it does not tell."""
     with suppress(OSError):
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
         return int(found[1]) if found else 0

@@ -80,6 +80,8 @@ def run_check(
             found = _run_once(submission, limits, variant, alive)
         except ConnectionError:  # the server was killed before the check started: the next one is new
             found = _run_once(submission, limits, variant, alive)
+    except ConnectionError:
+        return Verdict("unchecked", "its server was ended twice: free some memory, see `ulimit -a`, and check again")
     except OSError as error:
         return Verdict("unchecked", f"the check did not start: {error}")
     return unless_from_outside(found, submission.cell, kills)
@@ -200,7 +202,7 @@ def _watch(
 
 
 def _doing(check: _Check, started: bool, seconds: int, limits: Limits) -> str:
-    """What a learner waits for, and for how long at most."""
+    """A line for the learner: the reason to wait, the seconds so far and the most."""
     if started:
         return f"checking ... {seconds} s of at most {limits.seconds:.0f} s" if seconds else "checking ..."
     once = f" torch, once per {'notebook' if 'ipykernel' in sys.modules else 'command'}" if check.is_first else ""
