@@ -20,7 +20,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,20 +115,6 @@ class ScalingSettings:
         return tokens[:, :-1], tokens[:, 1:]
 
 
-class Found(NamedTuple):
-    """The cost of a case, measured on one rank or predicted by law.
-
-    Attributes:
-        messages: collectives of a step.
-        wire: bytes that the rank sends for them in a ring.
-        held: bytes between `step()` and `zero_grad()`, and peaks.
-    """
-
-    messages: int
-    wire: int
-    held: Bytes
-
-
 def wrap(model: GPT, way: str) -> Trainer:
     """Wrap the model in one of the `WAYS`, with default arguments except for DDP's buckets, and add an optimizer."""
     if way != "ddp":
@@ -142,22 +128,33 @@ def bucket_cap(sizes: Model) -> int:
     return 4 * sum(sizes.units[1])
 
 
-def law(sizes: Model, way: str, ranks: int) -> Found:
+def cost(messages: int, wire: int, held: Bytes) -> dict[str, int]:
+    """The cost of a step on one rank, measured or predicted by law.
+
+    Args:
+        messages: collectives of a step.
+        wire: bytes that the rank sends for them in a ring.
+        held: bytes between `step()` and `zero_grad()`, and peaks.
+    """
+    return {"messages": messages, "wire": wire, **asdict(held)}
+
+
+def law(sizes: Model, way: str, ranks: int) -> dict[str, int]:
     """Predict the cost of a step from the model's sizes."""
     setting, blocks = closed_form_setting(ranks, choose_world(ranks, backend=BACKEND)), len(sizes.units) - 1
     psi, share = 4 * sum(sizes.parameters), (ranks - 1) / ranks
     if way == "ddp":
         messages = len(data_parallel.buckets(sizes.parameters, bucket_cap(sizes)))
-        return Found(messages, round(2 * share * psi), data_parallel.ddp(sizes.parameters, setting))
+        return cost(messages, round(2 * share * psi), data_parallel.ddp(sizes.parameters, setting))
     if ranks == 1:
-        return Found(blocks + 1, 0, data_parallel.fsdp(sizes.units, setting))
+        return cost(blocks + 1, 0, data_parallel.fsdp(sizes.units, setting))
     root, *padded = (setting.padded(sum(unit)) for unit in sizes.units)
     full = way == "fsdp"
     schedule: Any = {"reductions": 0 if full else 1, "forward_depth": 1, "backward": "host"}
     held = data_parallel.fsdp(sizes.units, setting, reshard_after_forward=full, **schedule)
     if full:
-        return Found(3 * blocks + 2, round(share * (3 * sum(padded) + 2 * root)), held)
-    return Found(2 * (blocks + 1), round(share * 2 * (sum(padded) + root)), held)
+        return cost(3 * blocks + 2, round(share * (3 * sum(padded) + 2 * root)), held)
+    return cost(2 * (blocks + 1), round(share * 2 * (sum(padded) + root)), held)
 
 
 def measure(settings: ScalingSettings, ranks: int, units: Sequence[int]) -> list[dict[str, Any]]:
@@ -165,7 +162,7 @@ def measure(settings: ScalingSettings, ranks: int, units: Sequence[int]) -> list
 
     Returns:
         For each way and number of units: "way", "ranks", "units"; "seconds", the median of the slowest rank's steps,
-        with "quartiles"; "found", by rank, and "law", `Found` as dicts; "peak", the ledger's on the rank that holds
+        with "quartiles"; "found", by rank, and "law", as of `cost`; "peak", the ledger's on the rank that holds
         most, activations included.
     """
     answers = launch(_on_rank, ranks, settings, list(units), timeout=300, backend=BACKEND)
@@ -182,7 +179,7 @@ def measure(settings: ScalingSettings, ranks: int, units: Sequence[int]) -> list
                 "seconds": middle,
                 "quartiles": [low, high],
                 "found": [each["found"] for each in of_ranks],
-                "law": _plain(law(sizes_of(settings.model(number)), way, ranks)),
+                "law": law(sizes_of(settings.model(number)), way, ranks),
                 "peak": max(each["peak"] for each in of_ranks),
             }
         )
@@ -204,10 +201,6 @@ def fit(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     """Fit the seconds of a step without messages, and of each message, to the rows (least squares)."""
     slope, start = np.polyfit([row["law"]["messages"] for row in rows], [row["seconds"] for row in rows], 1)
     return float(start), float(slope)
-
-
-def _plain(found: Found) -> dict[str, int]:
-    return {"messages": found.messages, "wire": found.wire, **asdict(found.held)}
 
 
 def _on_rank(settings: ScalingSettings, units: Sequence[int]) -> list[dict[str, Any]]:
@@ -233,4 +226,4 @@ def _count(settings: ScalingSettings, number: int, way: str, rows: Batch) -> dic
     held.pop("activations", None)  # no part of this closed form
     operations = measured["collectives"].values()
     messages, wire = (sum(each[what] for each in operations) for what in ("calls", "wire"))
-    return {"found": _plain(Found(messages, wire, Bytes(**held))), "peak": peak}
+    return {"found": cost(messages, wire, Bytes(**held)), "peak": peak}
