@@ -54,7 +54,7 @@ def table(rows: Iterable[Mapping[str, Any]]) -> Table:
         verdict = "differs" if scaling.against_law(row) else "ok"
         cells.append([row["way"], *counts, *(f"{size / MIB:.1f}" for size in sizes), str(found["messages"]), verdict])
     title = "a step: MiB held between steps, gathered at most, in all at most, sent"
-    headings = ("", "ranks", "units", "ms", "held", "whole", "peak", "sent", "calls", "law")
+    headings = ("", "ranks", "units", "ms", "held", "gathered", "peak", "sent", "calls", "law")
     return benchmark.table(title, headings, cells)
 
 

@@ -8,7 +8,7 @@ A rank's traffic in a step, by law, for N ranks, Ψ bytes of parameters and U un
                       messages           bytes on the wire by a ring
     DDP               buckets            2 (N - 1) / N Ψ                an all-reduce is a reduce-scatter and a gather
     SHARD_GRAD_OP     2 (U + 1)          2 (N - 1) / N Ψ                one gather, one reduce-scatter
-    FULL_SHARD        3 (U + 1) - 1      (N - 1) / N (3 Ψ - root)       two gathers; the root stays whole for backward
+    FULL_SHARD        3 (U + 1) - 1      (N - 1) / N (3 Ψ - root)       two gathers; the root stays gathered
 
 FSDP's Ψ and root include padding. One rank shards nothing: it reduces a unit, or a bucket, at a time, with itself.
 The law of a rank's memory is in data_parallel.py. Time depends on the machine and has no law here: a line is fitted.

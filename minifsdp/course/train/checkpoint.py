@@ -38,15 +38,15 @@ def save(state: State, settings: TrainSettings, data: str) -> None:
     """Save everything; a collective call. The checkpoint is complete on return."""
     folder, rank = settings.checkpoint, dist.get_rank()
     assert folder is not None
-    whole = folder / f"step-{state.step:08}"
-    part = folder / f".{whole.name}.part"
+    saved = folder / f"step-{state.step:08}"
+    part = folder / f".{saved.name}.part"
     if rank == 0:
-        with _unwritten(part, whole):
+        with _unwritten(part, saved):
             part.mkdir()
     dist.barrier()
     model, optimizer = get_state_dict(state.model, state.optimizer)
     parts = {"model": model, "optimizer": optimizer}
-    with _unwritten(part, whole):
+    with _unwritten(part, saved):
         state_dict_saver.save(parts, storage_writer=FileSystemWriter(part, sync_files=True))
         _write(part / f"rank-{rank}.pt", _random_states())
     dist.barrier()  # all ranks have written
@@ -61,16 +61,16 @@ def save(state: State, settings: TrainSettings, data: str) -> None:
             "data": data,
             "files": {file.name: file.stat().st_size for file in part.iterdir()},
         }
-        with _unwritten(part, whole):
+        with _unwritten(part, saved):
             _write(part / RUN, run)
             _sync(part)
-            part.rename(whole)
+            part.rename(saved)
             _sync(folder)
         prune(folder, settings.keep)
     dist.barrier()
 
 
-def restore(state: State, whole: Path) -> None:
+def restore(state: State, saved: Path) -> None:
     """Restore a fresh state from a checkpoint; a collective call.
 
     Any number of ranks and any strategy can read model and optimizer. Random number generators are restored if the
@@ -78,17 +78,17 @@ def restore(state: State, whole: Path) -> None:
     """
     model, optimizer = get_state_dict(state.model, state.optimizer)
     try:
-        state_dict_loader.load({"model": model, "optimizer": optimizer}, storage_reader=FileSystemReader(whole))
+        state_dict_loader.load({"model": model, "optimizer": optimizer}, storage_reader=FileSystemReader(saved))
     except CheckpointException as error:
-        raise CheckpointError(damage(whole, _first_cause(error))) from error
+        raise CheckpointError(damage(saved, _first_cause(error))) from error
     set_state_dict(state.model, state.optimizer, model_state_dict=model, optim_state_dict=optimizer)
-    run = _load(whole / RUN)
+    run = _load(saved / RUN)
     state.step = run["step"]
     state.losses[: state.step] = torch.tensor(run["losses"])
     state.draws.set_state(run["draws"])
     state.scaler.load_state_dict(run["scaler"])
     if run["ranks"] == dist.get_world_size():
-        _set_random_states(_load(whole / f"rank-{dist.get_rank()}.pt"))
+        _set_random_states(_load(saved / f"rank-{dist.get_rank()}.pt"))
     else:
         seed_rank(run["task"]["seed"], state.step)
 
@@ -105,44 +105,44 @@ def _load(file: Path) -> dict[str, Any]:
         raise ValueError(damage(file.parent, f"{file.name}: {type(error).__name__}")) from error
 
 
-def check_same_task(whole: Path, settings: TrainSettings, data: str) -> int:
+def check_same_task(saved: Path, settings: TrainSettings, data: str) -> int:
     """Raise ValueError unless `settings` can continue from this checkpoint; returns its number of steps."""
-    if missing := next((path for path in whole.iterdir() if not path.is_file()), None):
-        raise ValueError(damage(whole, f"{missing.name} is not a file"))
-    run = _load(whole / RUN)
+    if missing := next((path for path in saved.iterdir() if not path.is_file()), None):
+        raise ValueError(damage(saved, f"{missing.name} is not a file"))
+    run = _load(saved / RUN)
     if run["ranks"] == settings.ranks:
         for rank in range(settings.ranks):
-            _load(whole / f"rank-{rank}.pt")
-    _check_files(whole, run.get("files", {".metadata": None}))  # older checkpoints have no list
-    if run["step"] != step_of(whole):
-        raise ValueError(damage(whole, f"it was renamed: it holds step {run['step']}"))
+            _load(saved / f"rank-{rank}.pt")
+    _check_files(saved, run.get("files", {".metadata": None}))  # older checkpoints have no list
+    if run["step"] != step_of(saved):
+        raise ValueError(damage(saved, f"it was renamed: it holds step {run['step']}"))
     for name, then in run["task"].items():
         if (now := getattr(settings, name)) != then:
-            raise ValueError(f"--{name} {now}: {whole} was trained with {then}; give that, or another --checkpoint DIR")
+            raise ValueError(f"--{name} {now}: {saved} was trained with {then}; give that, or another --checkpoint DIR")
     if run["data"] != data:
-        raise ValueError(f"--data: {whole} was trained on {run['data']}, not on {data}; give that text")
+        raise ValueError(f"--data: {saved} was trained on {run['data']}, not on {data}; give that text")
     if run["step"] > settings.steps:
-        raise ValueError(f"--steps {settings.steps}: {whole} is beyond that; give more, or another --checkpoint DIR")
+        raise ValueError(f"--steps {settings.steps}: {saved} is beyond that; give more, or another --checkpoint DIR")
     return int(run["step"])
 
 
-def _check_files(whole: Path, sizes: dict[str, int | None]) -> None:
+def _check_files(saved: Path, sizes: dict[str, int | None]) -> None:
     """Check the sizes of the files to be read, except random states, which another number of ranks does not need."""
     for name, size in sizes.items():
         if name.startswith("rank-"):
             continue
-        if not (whole / name).exists():
-            raise ValueError(damage(whole, f"{name} is missing"))
-        if size is not None and (now := (whole / name).stat().st_size) != size:
-            raise ValueError(damage(whole, f"{name} has {now:,} bytes, not {size:,}"))
+        if not (saved / name).exists():
+            raise ValueError(damage(saved, f"{name} is missing"))
+        if size is not None and (now := (saved / name).stat().st_size) != size:
+            raise ValueError(damage(saved, f"{name} has {now:,} bytes, not {size:,}"))
     try:
-        FileSystemReader(whole).read_metadata()
+        FileSystemReader(saved).read_metadata()
     except Exception as error:
-        raise ValueError(damage(whole, f".metadata: {type(error).__name__}")) from error
+        raise ValueError(damage(saved, f".metadata: {type(error).__name__}")) from error
 
 
 @contextmanager
-def _unwritten(part: Path, whole: Path) -> Iterator[None]:
+def _unwritten(part: Path, saved: Path) -> Iterator[None]:
     """Reduce an error in saving, which torch reports with every rank's traceback, to one line with the cause."""
     try:
         yield
@@ -157,9 +157,9 @@ def _unwritten(part: Path, whole: Path) -> Iterator[None]:
             with suppress(OSError):
                 probe.unlink(missing_ok=True)
         cause = cause[:1].lower() + cause[1:]
-        kept = latest(whole.parent)
+        kept = latest(saved.parent)
         cure = f"{kept.name} is kept, and --resume continues from it" if kept else "nothing is saved yet"
-        raise CheckpointError(f"{whole} cannot be saved ({cause}); {cure}") from error
+        raise CheckpointError(f"{saved} cannot be saved ({cause}); {cure}") from error
 
 
 def _first_cause(error: CheckpointException) -> str:

@@ -23,13 +23,13 @@ from minifsdp.course.train.state import State, begin, without_sync
 from minifsdp.course.watch.ledger import Ledger
 
 
-def train(settings: TrainSettings, text: str, whole: Path | None = None) -> dict[str, Any]:
+def train(settings: TrainSettings, text: str, saved: Path | None = None) -> dict[str, Any]:
     """Train, saving checkpoints along the way.
 
     Args:
         settings: the run's settings.
         text: name of the training text in the checkpoints.
-        whole: the checkpoint to resume from; None to begin.
+        saved: the checkpoint to resume from; None to begin.
 
     Returns:
         "losses": the loss of every step since the first, as means over all ranks; "seconds" of this run's steps,
@@ -43,8 +43,8 @@ def train(settings: TrainSettings, text: str, whole: Path | None = None) -> dict
     state = begin(settings, where)
     dial = Dial(settings.steps, where) if rank == 0 else None
     with held(settings.checkpoint) if settings.checkpoint and rank == 0 else nullcontext():
-        if whole is not None:
-            restore(state, whole)
+        if saved is not None:
+            restore(state, saved)
         start = time.perf_counter()
         while state.step < settings.steps:
             batch = data.draw(corpus, settings.batch, settings.context, state.draws)

@@ -29,7 +29,7 @@ class Request:
     """A run that has passed every check and can start.
 
     Attributes:
-        whole: the checkpoint to resume from, or None.
+        saved: the checkpoint to resume from, or None.
         step: the checkpoint's number of steps.
         data: the text's name and size.
     """
@@ -38,7 +38,7 @@ class Request:
     data: str
     world: World
     out: Path
-    whole: Path | None = None
+    saved: Path | None = None
     step: int = 0
 
 
@@ -54,14 +54,14 @@ def check(settings: TrainSettings, device: Device, out: Path, share_gpu: bool | 
     data = f"{corpus.name} ({corpus.bytes:,} bytes, checksum {corpus.checksum})"
     world = choose_world(settings.ranks, device, share_gpu)
     check_host_memory(settings.elements(), ADAMW_BYTES if world.device == "cpu" else 4)
-    whole, step = None, 0
+    saved, step = None, 0
     with _having(settings.checkpoint, settings.resume, out):
         if settings.checkpoint:
-            whole = _find_checkpoint(settings.checkpoint, settings.resume)
-        if whole is not None:
-            step = checkpoint.check_same_task(whole, settings, data)
+            saved = _find_checkpoint(settings.checkpoint, settings.resume)
+        if saved is not None:
+            step = checkpoint.check_same_task(saved, settings, data)
         check_writable(out)
-    return Request(settings, data, world, out, whole, step)
+    return Request(settings, data, world, out, saved, step)
 
 
 def run(request: Request, progress: Progress) -> dict[str, Any] | None:
@@ -85,7 +85,7 @@ def run(request: Request, progress: Progress) -> dict[str, Any] | None:
             request.settings.ranks,
             request.settings,
             request.data,
-            request.whole,
+            request.saved,
             timeout=request.settings.time_limit,
             backend=request.world.backend,
             share_gpu=request.world.shares_gpu,
@@ -132,9 +132,9 @@ def _having(folder: Path | None, resume: bool, out: Path) -> Iterator[None]:
 def _find_checkpoint(folder: Path, resume: bool) -> Path | None:
     if other := folders.in_the_way(folder):
         raise ValueError(f"{other} has a checkpoint's name but is not one: rename it")
-    whole = folders.latest(folder)
-    if resume and whole is None:
+    saved = folders.latest(folder)
+    if resume and saved is None:
         raise ValueError(f"--resume: {folder} contains no checkpoint; leave out --resume to start a new run")
-    if whole is not None and not resume:
-        raise ValueError(f"--checkpoint {folder} holds {whole.name}: add --resume to continue, or name another folder")
-    return whole
+    if saved is not None and not resume:
+        raise ValueError(f"--checkpoint {folder} holds {saved.name}: add --resume to continue, or name another folder")
+    return saved
