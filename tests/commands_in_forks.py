@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,19 +39,21 @@ def call_and_end(function: Callable[..., None], *args: Any) -> None:
         function(*args)
     except SystemExit as stop:
         code = stop.code
+        if not isinstance(code, int | None):
+            print(code, file=sys.stderr)
+            code = 1
     except BaseException as error:
         sys.excepthook(*sys.exc_info())
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()  # type: ignore[attr-defined]  # it waits for the threads, as Python does
     atexit._run_exitfuncs()
-    if not isinstance(code, int | None):
-        print(code, file=sys.stderr)
-        code = 1
     try:
         sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:
+    except OSError as error:
+        print(f"Exception ignored in: {sys.stdout!r}\nOSError: {error}", file=sys.stderr)
         code = 120
+    with suppress(OSError):
+        sys.stderr.flush()
     if code == -signal.SIGINT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

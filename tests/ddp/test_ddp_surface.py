@@ -450,10 +450,14 @@ def by_default_buckets_and_means_are_torchs_bit_for_bit() -> None:
         assert torch.equal(p.grad, other.grad)
 
 
-@check(ranks=(2, 3))
-def uneven_batches_give_the_losses_and_parameters_of_torchs_join() -> None:
-    join_as_torch(COUNTS)
-    join_as_torch(COUNTS[1:] + COUNTS[:1], divide_by_initial_world_size=False)
+@check(
+    ranks=(2, 3),
+    wide="combinations",
+    counts={"first runs longest": COUNTS, "first ends first": COUNTS[1:] + COUNTS[:1]},
+    divisor={"all ranks": {}, "running ranks": {"divide_by_initial_world_size": False}},
+)
+def uneven_batches_give_the_losses_and_parameters_of_torchs_join(counts: list[int], divisor: dict[str, Any]) -> None:
+    join_as_torch(counts, **divisor)
 
 
 @check(ranks=(2, 3))
