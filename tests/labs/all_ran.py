@@ -2,37 +2,34 @@
 
 The others of its tests are marked `rest`: `make test-course` and `make test-notebooks` leave them out.
 
-A lab is so still if its set-up, its references, its checks and its wrong answers are, and, for the exercises, the files
-of the package that references and checks import from. What those files import does not count, or it would be all of the
-package: a change there is met by the part that runs, which has one wrong answer of every exercise, and with each commit
-another. For the notebooks no file of the package counts: as they are shipped all of them run.
+A lab is so still if its set-up, its references, its checks and its wrong answers are, and, for the exercises, the
+definitions of the package that references and checks import (called.py). What those import from other files does not
+count, or it would be all of the package: a change there is met by the part that runs, which has one wrong answer of
+every exercise, and with each commit another. For the notebooks nothing of the package counts: as they are shipped all
+of them run.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib
-import inspect
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from zlib import crc32
 
 import pytest
+from called import PACKAGE, called, code_of
 
-import minifsdp
 from minifsdp.course.workshop import wrong
 from minifsdp.course.workshop.catalogue import checks_of, labs_folder, setup_of
 from minifsdp.course.workshop.references import lab_of, lab_references
 from minifsdp.course.workshop.wrong import Wrong
 
 WHEN_ALL_RAN = Path(__file__).with_name("wrong_answers.json")
-PACKAGE = Path(minifsdp.__file__).parent
 
 
 def module(path: Path) -> ModuleType:
@@ -51,35 +48,18 @@ def wrong_answers(lab: str) -> list[Wrong]:
 
 
 def digest(lab: str) -> dict[str, str]:
-    """Of what decides what is said of the lab's wrong answers: its own texts, and the called files of the package."""
+    """Of what decides what is said of the lab's wrong answers: its own texts, and what they call of the package."""
     beside = sorted(path for path in checks_of(lab).parent.glob("*.py") if not path.name.startswith("checks_"))
     checks = [path.read_text() for path in (checks_of(lab), *beside)]
     reference = (PACKAGE / "course" / "reference" / f"lab{lab}.py").read_text()
-    called = sorted({file for text in (*checks, reference) for file in imported(text)})
-    texts = [*checks, setup_of(lab), *(ref.source for ref in lab_references(lab))]
+    calls = sorted(frozenset().union(*map(called, (*checks, reference))))
+    texts = [*map(code_of, checks), setup_of(lab), *(ref.source for ref in lab_references(lab))]
     texts += [text for each in wrong_answers(lab) for text in (each.words, each.source)]
-    return {"lab": hash_of(texts), "called": hash_of([file.read_text() for file in called])}
+    return {"lab": hash_of(texts), "called": hash_of(calls)}
 
 
 def hash_of(texts: list[str]) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
-
-
-def imported(text: str) -> Iterator[Path]:
-    """The files of the package in which that is defined which a text imports."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == PACKAGE.name:
-            module = importlib.import_module(str(node.module))
-            yield from (Path(str(defining(module, name.name).__file__)) for name in node.names)
-
-
-def defining(module: ModuleType, name: str) -> ModuleType:
-    """The module of the package that defines what another has under this name; the other itself for a constant."""
-    if not hasattr(module, name):
-        return importlib.import_module(f"{module.__name__}.{name}")
-    value = getattr(module, name)
-    of = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None) or ""
-    return sys.modules[of] if of.startswith(f"{PACKAGE.name}.") else module
 
 
 @cache
