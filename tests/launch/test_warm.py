@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -225,8 +225,8 @@ def is_gone(process: psutil.Process) -> bool:
 IN_A_FOLDER = """
     import os, sys, time
     from minifsdp.course.warm.client import server
-    from minifsdp.course.warm.scratch import scratch_folder
-    with scratch_folder("mine-") as folder:
+    from minifsdp.course.system.scratch import scratch_folder
+    with scratch_folder() as folder:
         server.prepare({needs})
         (folder / "nested").mkdir()
         (folder / "nested" / "file").touch()
@@ -248,12 +248,12 @@ def test_no_folder_is_left_by_a_killed_program(number: int, importing: bool, tmp
     ) as program:
         assert program.stdout is not None
         server = psutil.Process(int(program.stdout.readline()))
-        assert [each.name for each in tmp_path.glob("mine-*/nested/file")] == ["file"]
+        assert [each.name for each in tmp_path.glob("minifsdp-*/nested/file")] == ["file"]
         if importing:
             within(30, (tmp_path / "imports").exists)
         program.send_signal(number)
         program.wait(20)
-    within(5, lambda: not list(tmp_path.glob("mine-*")))
+    within(5, lambda: not list(tmp_path.glob("minifsdp-*")))
     within(5, lambda: is_gone(server))
 
 
@@ -378,6 +378,34 @@ def test_one_that_is_stopped_ends_with_its_killed_program(in_a_thread: bool) -> 
         assert server.status() == psutil.STATUS_STOPPED
         program.kill()
     within(PATIENCE, lambda: is_gone(server))
+
+
+STOPPED_EARLY = """
+    import os, signal, subprocess, time
+    from minifsdp.course.warm.client import server
+    class Stopped(subprocess.Popen):
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **settings)
+            os.kill(self.pid, signal.SIGSTOP)
+    subprocess.Popen = Stopped
+    server.prepare(())
+    print(server.process.pid, flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_one_that_is_stopped_before_it_has_done_anything_ends_with_its_killed_program() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(STOPPED_EARLY)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as program:
+        assert program.stdout is not None
+        server = psutil.Process(int(program.stdout.readline()))
+        within(5, lambda: server.status() == psutil.STATUS_STOPPED)
+        program.kill()
+    try:
+        within(5, lambda: is_gone(server))
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            server.kill()
 
 
 INTERRUPTED = """

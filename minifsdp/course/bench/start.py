@@ -25,8 +25,8 @@ from minifsdp.course.system.resources import (
     check_seed,
     check_writable_file,
 )
+from minifsdp.course.system.scratch import scratch_folder
 from minifsdp.course.system.whole_files import delivering
-from minifsdp.course.warm.scratch import scratch_folder
 
 COUNTS = ("ranks", "batch", "layers", "width", "heads", "context", "steps", "warm_up")
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
@@ -114,7 +114,7 @@ def run(request: Request, progress: Progress) -> dict[str, Any] | None:
         return None
     progress("the device model", 0, 1)
     record = make_record(settings, request.contestants, world, reference, ranks, _predict(request, ranks[0]["device"]))
-    with scratch_folder("minifsdp-bench-") as staging, delivering(staging, request.out, record):
+    with scratch_folder() as staging, delivering(staging, request.out, record):
         (staging / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
         plots.bench_figure(record, staging / "bench.png")
     return record

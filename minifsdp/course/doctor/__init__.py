@@ -22,8 +22,8 @@ from minifsdp.course.doctor.ranks import Ranks, ask_ranks
 from minifsdp.course.doctor.versions import versions
 from minifsdp.course.launch.world import Device, World, choose_world, is_first, local_ranks
 from minifsdp.course.system.resources import check_writable
+from minifsdp.course.system.scratch import scratch_folder
 from minifsdp.course.system.whole_files import delivering
-from minifsdp.course.warm.scratch import scratch_folder
 
 __all__ = ["Finding", "Progress", "Request", "check", "run"]
 
@@ -144,7 +144,7 @@ def _peak(here: Machine, world: World | None, said: Ranks) -> Peak:
 def _write(record: dict[str, Any], out: Path) -> None:
     """Write `doctor.json` and `bandwidth.png`; if nothing was measured, delete an earlier run's picture."""
     measured = any(record["bandwidth"].values())
-    with scratch_folder("minifsdp-doctor-") as staging, delivering(staging, out, record):
+    with scratch_folder() as staging, delivering(staging, out, record):
         (staging / "doctor.json").write_text(json.dumps(record, indent=1) + "\n")
         if measured:
             from minifsdp.course.plots.bandwidth import bandwidth_picture

@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import socket
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from minifsdp.course.doctor.gpus import (
     parse_query,
 )
 from minifsdp.course.launch.world import FORCES, World, in_words
+from minifsdp.course.system.scratch import scratch_folder
 
 MIB = 2**20
 SHARED = Path("/dev/shm")
@@ -172,9 +172,9 @@ def check_mode(machine: Machine, world: World) -> Finding:
 def check_temporary() -> Finding:
     """Check that `launch` can make its temporary folder."""
     try:
-        with tempfile.TemporaryDirectory(prefix="minifsdp-") as folder:
-            (Path(folder) / "file").write_text("")
-            return Finding("temporary folder", True, f"{Path(folder).parent} can be written")
+        with scratch_folder() as folder:
+            (folder / "file").write_text("")
+            return Finding("temporary folder", True, f"{folder.parent} can be written")
     except OSError as error:
         what = f"no file can be created: {error.strerror or error}"
         return Finding("temporary folder", False, what, "set TMPDIR to a folder on a disk with free space")

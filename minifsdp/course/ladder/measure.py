@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from minifsdp.course.launch import rank_device, report
 from minifsdp.course.launch.group import share_cores
 from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_first, parse_link
 from minifsdp.course.system.resources import check_names
+from minifsdp.course.system.scratch import scratch_folder
 from minifsdp.course.watch.cuda_memory import MemoryHistory, clear_cache
 from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.watch.storages import Tag
@@ -274,8 +274,8 @@ def log_step(build: Callable[[], Trainer], batch: Batch, link: EmulatedLink | No
     """
     where = rank_device()
     trainer, measured = _measured(build, batch, where, None)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")
+    with scratch_folder() as folder:
+        path = folder / "trace.json"
         traced = trace_step(trainer, batch, where, path, link, None)
         if traced is not None:
             traced = replace(traced, spans=read_trace(path))

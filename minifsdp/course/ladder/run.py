@@ -30,8 +30,8 @@ from minifsdp.course.system.resources import (
     check_seed,
     check_writable,
 )
+from minifsdp.course.system.scratch import scratch_folder
 from minifsdp.course.system.whole_files import delivering
-from minifsdp.course.warm.scratch import scratch_folder
 from minifsdp.course.watch.timeline import Span, overlap, read_trace
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
@@ -125,7 +125,7 @@ def run(request: Request, progress: Progress) -> dict[str, Any] | None:
     progress("one process", 0, 1)
     where: Any = {"timeout": TIME_LIMIT, "backend": request.world.backend, "share_gpu": request.world.shares_gpu}
     reference = launch(train_alone, 1, settings, **where)[0]
-    with scratch_folder("minifsdp-ladder-") as staging:
+    with scratch_folder() as staging:
         ranks = launch(
             run_rungs,
             settings.ranks,

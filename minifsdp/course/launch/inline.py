@@ -1,7 +1,6 @@
 """One rank in the caller's own process: slow-motion debugging with `breakpoint()` over a real process group."""
 
 import os
-import tempfile
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +10,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from minifsdp.course.launch.group import join_group, use_loopback
 from minifsdp.course.launch.inside import call_user
 from minifsdp.course.launch.world import World
+from minifsdp.course.system.scratch import scratch_folder
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ def run_inline(
     if dist.is_initialized():
         raise ValueError("inline needs this process to itself: call torch.distributed.destroy_process_group() first")
     use_loopback()
-    with tempfile.TemporaryDirectory(prefix="minifsdp-") as directory:
+    with scratch_folder() as directory:
         join_group(FileStore(os.path.join(directory, "store"), 1), 0, 0, world, timeout)
         try:
             return [call_user(fn, args, lambda obj: on_report(0, obj) if on_report else None)]

@@ -18,9 +18,9 @@ from minifsdp.course.launch.errors import Failure, Kind, RankError, name_cells, 
 from minifsdp.course.launch.rank import Task
 from minifsdp.course.launch.start import RankProcess, pack, sources_in_memory, start_rank
 from minifsdp.course.launch.world import World
+from minifsdp.course.system.scratch import scratch_folder
 from minifsdp.course.warm.client import GONE, SERVER_OF_RANKS, server
 from minifsdp.course.warm.needs import RANKS_USE
-from minifsdp.course.warm.scratch import scratch_folder
 
 _INTENDED = "Warning: An unbatched P2P op"  # NCCL's C++ prints it past Python's filters, on each rank, for each peer
 _START_LIMIT = 120.0  # seconds until every rank must be ready
@@ -40,7 +40,7 @@ def run_local(
     """`launch` with processes that it starts; arguments, result and errors as there."""
     payload, environ, sources = pack(fn, args), dict(os.environ), sources_in_memory()
     server.prepare()
-    with scratch_folder("minifsdp-") as directory:
+    with scratch_folder() as directory:
         ranks: list[RankProcess] = []
         try:
             for rank in range(world.processes):

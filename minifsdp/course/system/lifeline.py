@@ -39,12 +39,15 @@ def continue_without_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
 
-def end_by_signal(lifeline: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Let the kernel send this process's group a signal when the other end closes: on Linux, without a thread."""
+def end_by_signal(lifeline: int, number: signal.Signals = signal.SIGKILL, group: int | None = None) -> None:
+    """Let the kernel send a process group, by default this one, a signal when the other end closes: only on Linux.
+
+    It does so as long as any process has this end open.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # a sandbox may not support it
             fcntl.fcntl(lifeline, F_SETSIG, number)
-            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -(group or os.getpgrp()))
             fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
         if is_readable(lifeline, 0):  # it has closed before
-            os.killpg(0, number)
+            os.killpg(group or 0, number)

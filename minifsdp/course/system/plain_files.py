@@ -1,13 +1,12 @@
-"""Files left by others, read without waiting on a pipe and without filling the memory; and removed."""
+"""Files left by others, read without waiting on a pipe and without filling the memory."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-import subprocess
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,9 +56,3 @@ def files_below(folder: Path) -> Iterator[Path]:
                     folders.append(Path(entry.path))
                 else:
                     yield Path(entry.path)
-
-
-def remove_all(folders: Iterable[str]) -> None:
-    """Remove the folders that are there, also those nested deeper than Python's recursion limit."""
-    if left := [folder for folder in folders if os.path.lexists(folder)]:
-        subprocess.run(["rm", "-rf", "--", *left], stderr=subprocess.DEVNULL, check=False)

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from minifsdp.course import plots
 from minifsdp.course.launch.world import World
+from minifsdp.course.system.scratch import scratch_folder
 from minifsdp.course.system.whole_files import delivering
 from minifsdp.course.train.settings import TrainSettings
-from minifsdp.course.warm.scratch import scratch_folder
 
 MIB = 2**20
 VOCABULARY = 257
@@ -42,7 +42,7 @@ def record(settings: TrainSettings, data: str, world: World, begun: int, ranks: 
 
 def write(record: dict[str, Any], out: Path) -> None:
     """Write `train.json` and `loss.png`, each atomically; raises as `delivering`."""
-    with scratch_folder("minifsdp-train-") as staging, delivering(staging, out, record):
+    with scratch_folder() as staging, delivering(staging, out, record):
         (staging / "train.json").write_text(json.dumps(record, indent=1) + "\n")
         (staging / "loss.png").write_bytes(loss_curve(record)._repr_png_())
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from minifsdp.course.system.housekeeping import SERVER, label, padded_label
-from minifsdp.course.system.lifeline import is_readable
+from minifsdp.course.system.lifeline import end_by_signal, is_readable
 from minifsdp.course.system.resources import check_shell
 from minifsdp.course.warm.inherited import Inherited
 from minifsdp.course.warm.needs import RANKS_NEED
@@ -30,6 +31,7 @@ PATIENCE = 5.0  # seconds in which a server that is ended is replaced by another
 SERVER_OF_RANKS = "the server of the ranks"
 GONE = 255  # the exit code of a process whose server has ended before it
 _PER_PROCESS = "TORCH_DISTRIBUTED_DEBUG"  # torch reads it when it is imported; each process has its caller's level
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _BY_NVML = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TRITON_NVML_BASED_CUDA_CHECK")  # or torch and Triton call cuInit
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
@@ -139,7 +141,6 @@ class Server:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
-        self._scratch: list[str] = []
 
     @property
     def process(self) -> subprocess.Popen[bytes] | None:
@@ -235,13 +236,6 @@ class Server:
         if forks() and (self._connection is None or not self._connection.prepared.issuperset(needs)):
             self._send(Request(needs=tuple(needs), path=_path()), []).prepared.update(needs)
 
-    def remove_at_end(self, folder: str) -> None:
-        """Let the server, once there is one, remove a folder that this program leaves because it is killed."""
-        self._scratch = [each for each in self._scratch if os.path.exists(each)] + [folder]
-        if self._connection is not None:
-            with suppress(OSError):
-                self._send(Request(needs=(), path=_path(), scratch=folder), [])
-
     def end(self) -> None:
         """End a server that does not answer, as one that is stopped (SIGSTOP): the next request starts another."""
         with self._lock:
@@ -256,9 +250,10 @@ class Server:
         """Let a fork of this process be the server, for it has imported torch. Only where there is one thread."""
         channel, theirs = socket.socketpair()
         self._connection = _Connection(channel)
+        program = os.getpid()
         with theirs:
             if os.fork() == 0:
-                serve_in_fork(theirs)
+                serve_in_fork(theirs, program)
 
     def _send(self, request: Request, fds: Sequence[int]) -> _Connection:
         """To the server, or to a new one if there is none or it has ended; which one."""
@@ -272,8 +267,6 @@ class Server:
             self._end()
             self._connection = _connect()
             with _undisturbed():
-                for folder in self._scratch:
-                    send(self._connection.channel, Request(needs=(), path=_path(), scratch=folder), [])
                 send(self._connection.channel, request, fds)
             return self._connection
 
@@ -291,7 +284,7 @@ class Server:
             self._connection.close()
         if self.process is not None:
             self.process.returncode = 0  # it is not this process's child
-        self._lock, self._connection, self._scratch = threading.Lock(), None, []
+        self._lock, self._connection = threading.Lock(), None
 
 
 server = Server()
@@ -306,7 +299,7 @@ def _connect() -> _Connection:
     their_lifeline, lifeline = map(_above_the_standard, os.pipe())
     with theirs, open(their_lifeline, "rb"):
         fds = [theirs.fileno(), their_lifeline]
-        run = f"from minifsdp.course.warm.server import main; main(*{fds})"
+        run = f"from minifsdp.course.warm.server import main; main(*{fds}, {os.getpid()})"
         process = subprocess.Popen(
             [sys.executable, "-c", f"import sys; sys.path[:] = {_path()}; {run}"],
             pass_fds=fds,
@@ -316,6 +309,7 @@ def _connect() -> _Connection:
             start_new_session=True,
             env=_neutral() | padded_label(SERVER),
         )
+        end_by_signal(their_lifeline, signal.SIGCONT, process.pid)  # it may be stopped before it sees to that itself
     return _Connection(channel, open(lifeline, "wb"), process)
 
 
@@ -335,8 +329,12 @@ def _path() -> list[str]:
 
 
 def _neutral() -> dict[str, str]:
-    """An environment in which the server finds GPUs without initializing the driver, and knows no debug level."""
-    environ = dict.fromkeys(_BY_NVML, "1") | os.environ
+    """An environment in which the server finds GPUs without initializing the driver, and knows no debug level.
+
+    torch._dynamo makes a folder for its cache when it is imported. The server, which has nothing to cache, names one
+    that exists; its forks have their callers' environments.
+    """
+    environ = dict.fromkeys(_BY_NVML, "1") | {_CACHE: tempfile.gettempdir()} | os.environ
     environ.pop(_PER_PROCESS, None)
     return environ
 

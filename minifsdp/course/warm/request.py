@@ -35,7 +35,6 @@ class Request:
         folder: its working directory.
         argv: its `sys.argv`.
         inherited: its limits and the like; None if no process is asked for.
-        scratch: a folder that the server removes when the program that asked has ended; empty if there is none.
         forked: whether it is a fork of the server; otherwise a program of its own, which imports what it needs.
     """
 
@@ -46,7 +45,6 @@ class Request:
     folder: str = ""
     argv: list[str] = field(default_factory=list)
     inherited: Inherited | None = None
-    scratch: str = ""
     forked: bool = True
 
 

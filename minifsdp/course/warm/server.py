@@ -15,20 +15,22 @@ from contextlib import suppress
 from typing import NoReturn
 
 from minifsdp.course.system.housekeeping import SERVER, label, show_label
-from minifsdp.course.system.lifeline import continue_without_parent, end_by_signal
-from minifsdp.course.system.plain_files import remove_all
+from minifsdp.course.system.lifeline import continue_without_parent, end_by_signal, is_readable
+from minifsdp.course.system.scratch import remove_abandoned
 from minifsdp.course.warm.request import Request, carry_out, close_all_but, receive, send
 
 Work = Callable[[], None]
 PATIENCE = 5.0  # seconds in which processes end whose program has ended
+FOR_PROGRAM = 1.0  # seconds in which a program ends whose channel has closed
 
 
-def main(channel: int, lifeline: int) -> None:
+def main(channel: int, lifeline: int, program: int) -> None:
     """Serve until the program that started the server ends. In a forked process: do what it was forked for."""
     signal.signal(signal.SIGIO, lambda *_: sys.exit())  # also in the middle of an import
     continue_without_parent()
-    service, work = _Service(socket.socket(fileno=channel)), None
+    service, work = _Service(socket.socket(fileno=channel), program), None
     with suppress(SystemExit):
+        is_readable(channel, None)  # by its first request, the program has given the lifeline another signal
         end_by_signal(lifeline, signal.SIGIO)
         work = service.fork_for_each_request()
     if work is None:
@@ -37,14 +39,14 @@ def main(channel: int, lifeline: int) -> None:
     work()
 
 
-def serve_in_fork(channel: socket.socket) -> NoReturn:
-    """Let this fork be the server, and no longer what its parent is."""
+def serve_in_fork(channel: socket.socket, program: int) -> NoReturn:
+    """Let this fork be the server, and no longer what its parent, `program`, is."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     close_all_but([channel.fileno()])
     os.environ.update(label(SERVER))
     show_label()
     continue_without_parent()
-    service, code = _Service(channel), 1
+    service, code = _Service(channel, program), 1
     try:
         if (work := service.fork_for_each_request()) is not None:
             work()
@@ -60,12 +62,16 @@ def serve_in_fork(channel: socket.socket) -> NoReturn:
 
 
 class _Service:
-    """For the program at the other end of the channel."""
+    """For the program at the other end of the channel.
 
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
+    Args:
+        channel: to the program.
+        program: its process id.
+    """
+
+    def __init__(self, channel: socket.socket, program: int) -> None:
+        self._channel, self._program = channel, program
         self._told: dict[int, int] = {}  # by process id, the pipe of who asked for it
-        self._scratch: list[str] = []
 
     def fork_for_each_request(self) -> Work | None:
         """Tell each process's id, and later its exit code, over the pipe that came with the request.
@@ -91,8 +97,6 @@ class _Service:
                 if (received := receive(self._channel)) is None:
                     return None
                 request, fds = received
-                if request.scratch:
-                    self._scratch.append(request.scratch)
                 if not request.call:
                     import_all(request)
                     continue
@@ -105,14 +109,13 @@ class _Service:
                     os.close(each)
 
     def leave_nothing(self) -> None:
-        """Wait for the processes to end, then remove the scratch folders."""
+        """Wait for the processes and the program to end, then remove the folders that it leaves if it is killed."""
         signal.signal(signal.SIGIO, signal.SIG_IGN)
-        self._channel.setblocking(False)
-        with suppress(Exception):  # what is unread may begin in the middle of a request
-            while (unread := receive(self._channel)) is not None:
-                self._scratch.append(unread[0].scratch)
         _outlive(self._told)
-        remove_all(self._scratch)
+        deadline = time.monotonic() + FOR_PROGRAM
+        while os.getppid() == self._program and time.monotonic() < deadline:  # until then it holds its locks
+            time.sleep(0.01)
+        remove_abandoned()
 
     def _tell_ends(self) -> None:
         with suppress(ChildProcessError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from minifsdp import comm
 from minifsdp.course.link.emulated import EmulatedLink, HostLinks, Transfer
+from minifsdp.course.system.scratch import scratch_folder
 
 PHASES = ("forward", "backward", "optimizer")
 """Names of a step's phases, for `torch.profiler.record_function`."""
@@ -102,8 +102,8 @@ def profiling(activities: Sequence[ProfilerActivity], memory: bool = False) -> I
 
 def exported(profiler: profile) -> str:
     """The Chrome trace of a stopped profiler, as JSON."""
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory, "trace.json")
+    with scratch_folder() as folder:
+        file = folder / "trace.json"
         profiler.export_chrome_trace(str(file))
         return file.read_text()
 

@@ -25,9 +25,9 @@ import psutil
 from minifsdp.course.system.housekeeping import TREE
 from minifsdp.course.system.lifeline import is_readable
 from minifsdp.course.system.plain_files import files_below
+from minifsdp.course.system.scratch import scratch_folder
 from minifsdp.course.warm.client import LONGEST_START, Process, server
 from minifsdp.course.warm.needs import CHECKS_NEED, RANKS_NEED, RANKS_USE
-from minifsdp.course.warm.scratch import scratch_folder
 from minifsdp.course.workshop.child import needs_ranks
 from minifsdp.course.workshop.outside import kills_so_far, unless_from_outside
 from minifsdp.course.workshop.submission import Submission
@@ -92,8 +92,8 @@ def _run_once(
 ) -> Verdict:
     """Raises ConnectionError if the server ends before the check has started."""
     with (
-        scratch_folder("minifsdp-check-") as folder,
-        tempfile.TemporaryFile() as output,  # unnamed, so that the answer cannot replace it
+        scratch_folder() as folder,
+        tempfile.TemporaryFile(dir=folder) as output,  # unnamed, so that the answer cannot replace it
     ):
         secret = secrets.token_hex(16)
         settings = {"variant": dict(variant or {}), "secret": secret, "file_size": 2 * limits.output}
