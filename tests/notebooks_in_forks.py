@@ -61,14 +61,20 @@ def run_python_with_kernel(*words: str) -> None:
 
 
 def launch_kernel(
-    cmd: list[str], *, stderr: IO[str] | None = None, env: Mapping[str, str], cwd: str | None = None, **others: Any
+    cmd: list[str],
+    *,
+    stderr: IO[str] | None = None,
+    env: Mapping[str, str],
+    cwd: str | None = None,
+    pass_fds: Sequence[int] = (),
+    **others: Any,
 ) -> Process:
     """What jupyter_client's function of this name does, with what it uses of a `subprocess.Popen`."""
     with open(os.devnull, "r+") as null:
         stdio = (null.fileno(), null.fileno(), null.fileno() if stderr is None else stderr.fileno())
         argv = cmd[cmd.index("ipykernel_launcher") :]
         settings: dict[str, Any] = {"stdio": stdio, "folder": cwd, "environ": env, "argv": argv, "needs": KERNELS_NEED}
-        kernel: Any = server.start("kernel", run_kernel, **settings)
+        kernel: Any = server.start("kernel", run_kernel, fds=pass_fds, **settings)
     kernel.stdin = kernel.stdout = kernel.stderr = None
     kernel.send_signal = lambda number: os.kill(kernel.pid, number) if kernel.poll() is None else None
     while os.getpgid(kernel.pid) != kernel.pid:  # signals are sent to its group, before this the server's
@@ -76,8 +82,12 @@ def launch_kernel(
     return kernel
 
 
-def run_kernel() -> None:
-    """Run the kernel that the command line in `sys.argv` describes; its ranks and checks are forks of this process."""
+def run_kernel(*held: int) -> None:
+    """Run the kernel that the command line in `sys.argv` describes; its ranks and checks are forks of this process.
+
+    Args:
+        *held: file descriptors that it keeps open.
+    """
     server.fork_here()
     from ipykernel.kernelapp import IPKernelApp
 

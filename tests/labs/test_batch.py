@@ -25,6 +25,7 @@ from minifsdp.course import cli
 from minifsdp.course.cli import lab as command
 from minifsdp.course.doctor.versions import versions
 from minifsdp.course.system.housekeeping import TREE
+from minifsdp.course.system.scratch import remove_abandoned
 from minifsdp.course.workshop import batch, copies, results
 from minifsdp.course.workshop.references import find_reference
 
@@ -166,14 +167,11 @@ def test_the_time_limit_ends_a_cell(run: Run) -> None:
 # Ended from outside
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_ends_kernel_and_ranks_and_the_record_is_written(
-    tmp_path: Path, scratch: Path, number: signal.Signals
-) -> None:
+def end_by(number: signal.Signals, tmp_path: Path, scratch: Path) -> tuple[int | None, dict[str, Any]]:
+    """Send a run that waits for its ranks a signal; its exit code and the record, when all its processes have ended."""
     save(tmp_path / "mine.ipynb", DRAW, STUCK, "never = 1")
     mark = uuid.uuid4().hex
-    said, errors = tmp_path / "said", tmp_path / "errors"
-    with said.open("w") as out, errors.open("w") as err:
+    with (tmp_path / "said").open("w") as out, (tmp_path / "errors").open("w") as err:
         job = start_fork(
             notebooks_in_forks.run_command_with_kernel,
             *("minifsdp", "lab", "run", "00", "mine.ipynb", "--out=out"),
@@ -190,17 +188,37 @@ def test_a_signal_ends_kernel_and_ranks_and_the_record_is_written(
         with pytest.raises(BlockingIOError):
             results.was_killed(tmp_path / "out")
         os.kill(job.pid, number)
-        assert job.wait(SECONDS) == 1
+        code = job.wait(SECONDS)
     finally:
         job.kill()
         job.close()
-    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    await_that(lambda: marked(mark) == [])
+    return code, json.loads((tmp_path / "out" / "record.json").read_text())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_ends_kernel_and_ranks_and_the_record_is_written(
+    tmp_path: Path, scratch: Path, number: signal.Signals
+) -> None:
+    code, record = end_by(number, tmp_path, scratch)
+    assert code == 1
     stopped = record["cells"][1]["id"]
     assert states(record) == ["ran", "stopped", "not run"]
     assert record["error"] == {"cell": stopped, "reason": f"ended by {number.name}"}
-    assert "1 of 3 cells ran" in said.read_text()
-    assert errors.read_text().splitlines()[-1] == f"minifsdp: mine.ipynb: {stopped}: ended by {number.name}"
-    await_that(lambda: marked(mark) == [])
+    assert "1 of 3 cells ran" in (tmp_path / "said").read_text()
+    said = (tmp_path / "errors").read_text().splitlines()[-1]
+    assert said == f"minifsdp: mine.ipynb: {stopped}: ended by {number.name}"
+    assert list(scratch.iterdir()) == []
+
+
+def test_killed_it_leaves_no_process_and_no_file_that_the_next_command_does_not_remove(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where its orphans get another parent than process 1, which a kernel that is starting looks for."""
+    code, record = end_by(signal.SIGKILL, tmp_path, scratch)
+    assert (code, record["state"]) == (-signal.SIGKILL, "running")
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    remove_abandoned()
     assert list(scratch.iterdir()) == []
 
 

@@ -7,8 +7,8 @@ import json
 import logging
 import os
 import signal
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from minifsdp.course.doctor.versions import versions
 from minifsdp.course.launch.world import World, choose_world
 from minifsdp.course.system.housekeeping import end_processes, find_processes
+from minifsdp.course.system.lifeline import end_by_signal
 from minifsdp.course.system.resources import check_writable
+from minifsdp.course.system.scratch import scratch_folder
 from minifsdp.course.watch.trace import TRACES
 from minifsdp.course.workshop.catalogue import Notebook, read_notebook
 from minifsdp.course.workshop.copies import find_copy, lab_of_copy
@@ -154,25 +156,31 @@ async def _run(plan: Plan, progress: Progress) -> dict[str, Any]:
 
 
 async def _run_cells(plan: Plan, results: Results, progress: Progress) -> None:
-    manager = AsyncKernelManager(kernel_name="python3")  # this Python, whichever kernel the notebook names
-    client = NotebookClient(
-        results.notebook,
-        km=manager,
-        startup_timeout=int(plan.seconds) + 1,  # the run's own limit expires first
-        record_timing=False,
-        coalesce_streams=True,
-        extra_arguments=["--log-level=ERROR"],
-        log=_silent(),
-    )
     cells = [index for index, cell in enumerate(results.notebook.cells) if is_run(cell)]
-    with tempfile.TemporaryDirectory(prefix="minifsdp-", ignore_cleanup_errors=True) as scratch:
+    with scratch_folder() as scratch, _lifeline() as lifeline:
+        manager = AsyncKernelManager(
+            kernel_name="python3",  # this Python, whichever kernel the notebook names
+            connection_file=str(scratch / "kernel.json"),
+        )
+        client = NotebookClient(
+            results.notebook,
+            km=manager,
+            startup_timeout=int(plan.seconds) + 1,  # the run's own limit expires first
+            record_timing=False,
+            coalesce_streams=True,
+            extra_arguments=["--log-level=ERROR"],
+            log=_silent(),
+        )
         environ = os.environ | {
             TRACES: str(results.new_traces.resolve()),
             "JPY_SESSION_NAME": plan.notebook.name,  # the name in `minifsdp ps`
-            "TMPDIR": scratch,  # a killed kernel leaves its files behind
+            "TMPDIR": str(scratch),  # a killed kernel leaves its files behind
         }
+        folder = str(plan.notebook.resolve().parent)
         try:
-            await client.async_start_new_kernel(cwd=str(plan.notebook.resolve().parent), env=environ)
+            await client.async_start_new_kernel(cwd=folder, env=environ, pass_fds=(lifeline,))
+            if (kernel := _pid(manager)) is not None:
+                end_by_signal(lifeline, group=kernel)
             await client.async_start_new_kernel_client()
             for done, index in enumerate(cells):
                 progress(results.names[index], done, len(cells))
@@ -184,12 +192,28 @@ async def _run_cells(plan: Plan, results: Results, progress: Progress) -> None:
 
 async def _end(client: NotebookClient, manager: AsyncKernelManager) -> None:
     """Kill the kernel, whose ranks and checks normally end with it, then end any that are left."""
-    pid = getattr(manager.provisioner, "pid", None)
+    pid = _pid(manager)
     if manager.has_kernel:
         await manager.shutdown_kernel(now=True)
     if client.kc is not None:
         client.kc.stop_channels()
     end_processes([each for each in find_processes() if each.starter_pid == pid])
+
+
+def _pid(manager: AsyncKernelManager) -> int | None:
+    """The kernel's process id, once it has started; it leads a process group."""
+    return getattr(manager.provisioner, "pid", None)
+
+
+@contextmanager
+def _lifeline() -> Iterator[int]:
+    """A file descriptor whose other end closes when this process ends. A kernel polls for that, not in all cases."""
+    for_kernel, ours = os.pipe()
+    try:
+        yield for_kernel
+    finally:
+        os.close(for_kernel)
+        os.close(ours)
 
 
 def _reason(error: BaseException) -> str:
