@@ -18,7 +18,7 @@ from minifsdp.course.launch import launch, local
 from minifsdp.course.launch import start as launch_start
 from minifsdp.course.system import resources
 from minifsdp.course.warm.client import Server, server
-from minifsdp.course.workshop import notebook, outside, process
+from minifsdp.course.workshop import child, notebook, outside, process
 from minifsdp.course.workshop.catalogue import setup_of
 from minifsdp.course.workshop.outside import unless_from_outside
 from minifsdp.course.workshop.process import run_check
@@ -110,6 +110,15 @@ def test_a_server_that_is_killed_before_a_check_has_started_is_replaced(monkeypa
     assert not server._connection.prepared, "the next check of a lab without ranks would wait for their imports"
 
 
+def test_a_check_runs_with_a_lower_limit_of_files_than_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has no privileges cannot raise a hard limit."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, 2**20))
+    assert child.at_most(resource.RLIMIT_FSIZE, 2**30) == (2**20, 2**20)
+    assert child.at_most(resource.RLIMIT_FSIZE, 2**10) == (2**10, 2**10)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, resource.RLIM_INFINITY))
+    assert child.at_most(resource.RLIMIT_FSIZE, 2**30) == (2**30, 2**30)
+
+
 def test_a_server_that_is_ended_twice_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object) -> Verdict:
         raise ConnectionError
@@ -150,12 +159,15 @@ def test_a_check_that_is_killed_is_said_to_be(tmp_path: Path) -> None:
         ),
         ("it raises: MemoryError", "", 0, "the answer takes too much, or this shell allows too little: 3,145,728 KiB"),
         ("its process was killed by SIGXCPU without a result", "", 0, "too little: 30 s, see `ulimit -t`"),
+        ("its process was killed by SIGKILL without a result", "", 0, "too little: 30 s, see `ulimit -t`"),
     ],
 )
 def test_where_it_cannot_be_told_apart_both_are_said_in_one_line(
     text: str, line: str, kills: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = {resource.RLIMIT_NOFILE: 100, resource.RLIMIT_AS: 3 * 2**30, resource.RLIMIT_CPU: 30}
+    limits = {resource.RLIMIT_NOFILE: 100, resource.RLIMIT_AS: 3 * 2**30}
+    if "ulimit -t" in says:
+        limits[resource.RLIMIT_CPU] = 30
     monkeypatch.setattr(resource, "getrlimit", lambda number: (limits.get(number, resource.RLIM_INFINITY),) * 2)
     monkeypatch.setattr(outside, "kills_so_far", lambda: kills)
     state = "crash" if text.startswith("its") else "failed"

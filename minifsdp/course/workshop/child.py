@@ -25,7 +25,7 @@ def main(folder: Path) -> None:
     """Run the task in `folder` and leave the result there, with the secret that proves whose it is."""
     task = json.loads((folder / "task.json").read_text())
     (folder / "task.json").unlink()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (task["file_size"], task["file_size"]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, at_most(resource.RLIMIT_FSIZE, task["file_size"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):  # Linux: should the machine run out of memory, this is what it ends first
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -38,6 +38,13 @@ def main(folder: Path) -> None:
     part.write_text(json.dumps({**result, "secret": task["secret"]}))
     part.rename(folder / "result.json")
     os._exit(0)  # nothing that the answer has left behind may delay the end or change it
+
+
+def at_most(number: int, limit: int) -> tuple[int, int]:
+    """This limit, soft and hard, or the shell's hard one if that is lower: it cannot be raised."""
+    hard = resource.getrlimit(number)[1]
+    lower = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    return lower, lower
 
 
 def needs_ranks(exercise: str) -> bool:

@@ -20,7 +20,7 @@ _SCARCE = (  # what an error says, the limit that may be behind it, and from whi
     ("Too many open files", "n", resource.RLIMIT_NOFILE, 256),
     ("[Cc]an(?:no|'|)t allocate memory|MemoryError|bad_alloc", "v", resource.RLIMIT_AS, 2**50),
     ("can't start new thread|Resource temporarily unavailable", "u", resource.RLIMIT_NPROC, 4096),
-    ("SIGXCPU", "t", resource.RLIMIT_CPU, 2**50),
+    ("killed by SIG(?:XCPU|KILL)", "t", resource.RLIMIT_CPU, 2**50),
 )
 
 
@@ -43,9 +43,6 @@ def unless_from_outside(verdict: Verdict, cell: str, kills: int) -> Verdict:
     if verdict.state not in ("failed", "crash"):
         return verdict
     first, *rest = verdict.text.splitlines() or [""]
-    if killed := _KILLED.search(first):
-        how = f" ({killed['how']})" if killed["how"] else ""
-        return Verdict("unchecked", _killed(killed["who"] or killed["server"], how, cell, kills))
     for said, flag, number, ample in _SCARCE:
         limit = resource.getrlimit(number)[0]
         if re.search(said, first) and limit != resource.RLIM_INFINITY and limit < ample:
@@ -53,6 +50,9 @@ def unless_from_outside(verdict: Verdict, cell: str, kills: int) -> Verdict:
             allowed = f"{limit // 1024 if flag == 'v' else limit:,}{unit}"
             why = f"the answer takes too much, or this shell allows too little: {allowed}, see `ulimit -{flag}`"
             return Verdict("unchecked", "\n".join([f"{first}: {why}", *rest]))
+    if killed := _KILLED.search(first):
+        how = f" ({killed['how']})" if killed["how"] else ""
+        return Verdict("unchecked", _killed(killed["who"] or killed["server"], how, cell, kills))
     return verdict
 
 
