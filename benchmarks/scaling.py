@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # for `tools`, and so tha
 from minifsdp.course.bench import scaling
 from minifsdp.course.bench.scaling import WAYS, ScalingSettings
 from minifsdp.course.cli.common import run_script
-from minifsdp.course.plots.scaling import scaling_figure
+from minifsdp.instruments.plots.scaling import scaling_figure
 from tools import benchmark
 from tools.cpu_records import about, cpu_records_folder
 

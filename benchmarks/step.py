@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # for `tools`, and so tha
 from minifsdp.course.bench import report, start
 from minifsdp.course.bench.settings import BenchSettings
 from minifsdp.course.cli.common import progress_bar, run_script
-from minifsdp.course.system.resources import check_writable_file
+from minifsdp.instruments.system.resources import check_writable_file
 from tools.cpu_records import about, cpu_records_folder, write_record
 
 CONTEXTS = {512: 128, 256: 64, 32: 16}  # tokens by width; 8 layers, 8 heads, 2 sequences on each rank

@@ -3,37 +3,62 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_loader
+from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
 
 MOVED = {
+    "minifsdp.checkpoint.dtensors": "minifsdp.checkpoint",
+    "minifsdp.checkpoint.whole": "minifsdp.checkpoint",
+    "minifsdp.course.bench.turns": "minifsdp.course.bench.interleave",
+    "minifsdp.course.doctor.versions": "minifsdp.instruments.system.versions",
+    "minifsdp.course.explore": "minifsdp.instruments.explore",
     "minifsdp.course.ladder.activations": "minifsdp.cost.activations",
     "minifsdp.course.ladder.closed_form": "minifsdp.cost.data_parallel",
     "minifsdp.course.ladder.model": "minifsdp.gpt",
     "minifsdp.course.ladder.per_parameter": "minifsdp.cost.fsdp2",
     "minifsdp.course.ladder.pipeline": "minifsdp.cost.pipeline",
     "minifsdp.course.ladder.pipeline_rungs": "minifsdp.course.ladder.rungs",
+    "minifsdp.course.ladder.step": "minifsdp.instruments.watch.step",
     "minifsdp.course.ladder.tensor": "minifsdp.cost.tensor_parallel",
     "minifsdp.course.ladder.tensor_rungs": "minifsdp.course.ladder.rungs",
+    "minifsdp.course.launch": "minifsdp.instruments.launch",
+    "minifsdp.course.launch.rank_server": "minifsdp.instruments.warm.client",
+    "minifsdp.course.link": "minifsdp.instruments.link",
+    "minifsdp.course.machine": "minifsdp.instruments.machine",
+    "minifsdp.course.plots": "minifsdp.instruments.plots",
+    "minifsdp.course.system": "minifsdp.instruments.system",
+    "minifsdp.course.watch": "minifsdp.instruments.watch",
+    "minifsdp.fsdp.ending": "minifsdp.autograd_hooks",
+    "minifsdp.fsdp.steps": "minifsdp.optimizer_steps",
+    "minifsdp.fsdp.torch_api.optimizer_checks": "minifsdp.optimizer_checks",
+    "minifsdp.fsdp.watch": "minifsdp.autograd_hooks",
 }
-"""New paths by old ones."""
+"""New paths by old ones; what is below a package has moved with it."""
+
+_IMPORTING = (
+    *(__name__, "minifsdp.on_first_use", "minifsdp.course"),
+    *("importlib", "importlib._bootstrap", "importlib._bootstrap_external"),
+)
 
 
 class _Moved(MetaPathFinder, Loader):
-    """Finds an old path: it is the module of the new one, the same object."""
+    """Finds an old path: it is the module of the new one, the same object. The one who imports it is warned."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return spec_from_loader(fullname, self, origin=MOVED[fullname]) if fullname in MOVED else None
+        new = new_path(fullname)
+        return spec_from_loader(fullname, self, origin=new) if new and find_spec(new) else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = import_module(MOVED[spec.name])
+        module = import_module(str(spec.origin))
         spec.loader_state = module.__spec__  # importing gives the module the old path's
+        warn_moved(spec.name, str(spec.origin))
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -41,7 +66,32 @@ class _Moved(MetaPathFinder, Loader):
         module.__spec__ = module.__spec__.loader_state
 
 
+def new_path(old: str) -> str | None:
+    """The path of a module now; None if it has not moved."""
+    known = old
+    while known.startswith("minifsdp."):
+        if known in MOVED:
+            return MOVED[known] + old.removeprefix(known)
+        known = known.rpartition(".")[0]
+    return None
+
+
+def warn_moved(old: str, new: str) -> None:
+    """Warn, at the line that imports the old path."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _IMPORTING:
+        frame = frame.f_back
+    warnings.warn_explicit(
+        f"{old} is {new} now; the old path goes with the next release",
+        DeprecationWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=str(frame.f_globals.get("__name__")),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
 def find_moved() -> None:
-    """Let old paths be imported."""
+    """Let old paths be imported. Before anything else looks: an old package's folder is the new one's."""
     if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
-        sys.meta_path.append(_Moved())
+        sys.meta_path.insert(0, _Moved())

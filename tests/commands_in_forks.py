@@ -22,8 +22,8 @@ from typing import Any
 
 from minifsdp.course.cli import main
 from minifsdp.course.cli.commands import COMMANDS
-from minifsdp.course.warm.client import Process, server
-from minifsdp.course.warm.needs import RANKS_NEED
+from minifsdp.instruments.warm.client import Process, server
+from minifsdp.instruments.warm.needs import RANKS_NEED
 
 COMMANDS_NEED = (*(f"minifsdp.course.cli.{command.module}" for command in COMMANDS.values()), "matplotlib.pyplot")
 NEEDS = (*RANKS_NEED, *COMMANDS_NEED, "torch.distributed.run")

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from minifsdp.course.warm.client import server
+from minifsdp.instruments.warm.client import server
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

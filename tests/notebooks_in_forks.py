@@ -17,8 +17,9 @@ import pytest
 from commands_in_forks import call_and_end, run_command, run_python
 from jupyter_client.provisioning import local_provisioner
 
-from minifsdp.course.warm.client import Process, server
-from minifsdp.course.warm.needs import RANKS_NEED, RANKS_USE
+from minifsdp.course.needs import RANKS_USE
+from minifsdp.instruments.warm.client import Process, server
+from minifsdp.instruments.warm.needs import RANKS_NEED
 
 # Not ipykernel: the ranks are forks as well, and tqdm writes for a notebook wherever it is imported.
 KERNELS_NEED = (*RANKS_NEED, *RANKS_USE, "matplotlib_inline.backend_inline", "matplotlib.pyplot", __name__)

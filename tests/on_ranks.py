@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from minifsdp.course.launch import RankError, launch, report
+from minifsdp.instruments.launch import RankError, launch, report
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -30,10 +30,10 @@ import minifsdp
 from minifsdp import device
 from minifsdp.course.ladder.measure import take_step
 from minifsdp.course.ladder.rungs import Trainer
-from minifsdp.course.machine.paper import _absent_like
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.absent import Absent
 from minifsdp.fsdp2 import dtensors
+from minifsdp.instruments.machine.paper import _absent_like
 
 RANKS = 4
 GPU, MESH = torch.device("cpu"), None  # until `register`

@@ -11,7 +11,7 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from minifsdp.course.warm.client import server
+from minifsdp.instruments.warm.client import server
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from minifsdp.course.system import resources
+from minifsdp.instruments.system import resources
 from tools.cpu_records import about, cpu_records_folder, write_record
 
 Result = tuple[dict[str, Any], Iterable[Table], Sequence[str]]

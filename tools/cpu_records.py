@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from minifsdp.course.doctor.versions import versions
+from minifsdp.instruments.system.versions import versions
 from tools import ROOT
 from tools.gpu_check.machine import commit
 from tools.records import RECORDS

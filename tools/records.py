@@ -2,7 +2,7 @@
 
 One file per kind of machine, `benchmarks/records/<gpu>-x<count>.json`, its pictures in a folder of the same name, both
 written by `make gpu-check`. A record claims figures only for what has passed; each of its parts says when it ran, from
-which commit and with which versions. The labs show their pictures by `minifsdp.course.watch.records`.
+which commit and with which versions. The labs show their pictures by `minifsdp.instruments.watch.records`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn
 
-from minifsdp.course.system.plain_files import read_plain
+from minifsdp.instruments.system.plain_files import read_plain
 from tools import ROOT
 
 FORMAT = 1

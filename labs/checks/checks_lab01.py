@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from minifsdp import comm, device
-from minifsdp.course.launch import rank_device
 from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 from minifsdp.course.workshop.late import link_of
+from minifsdp.instruments.launch import rank_device
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -14,9 +14,9 @@ from torch.optim import SGD, Adam, AdamW
 
 from minifsdp import comm, device
 from minifsdp.course.ladder.rungs import closed_form_setting
-from minifsdp.course.launch import rank_device
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks, same
+from minifsdp.instruments.launch import rank_device
+from minifsdp.instruments.watch.ledger import Ledger
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import this file
 

@@ -9,8 +9,8 @@ from placing import garbage
 from torch import nn
 
 from minifsdp import device
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, same
+from minifsdp.instruments.watch.ledger import Ledger
 
 GARBAGE = "uninitialized memory, here nan, in the padding: a reduction and a norm read it, so it must be zero"
 WHOLE_N = "a whole N of padding where N divides: `-numel % N` is 0 there, `N - numel % N` is N"

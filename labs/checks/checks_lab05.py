@@ -12,10 +12,10 @@ from torch.autograd import Variable
 
 from minifsdp import comm, device
 from minifsdp.cost.data_parallel import SGD, Setting, fsdp
-from minifsdp.course.launch import rank_device
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 from minifsdp.flat_param import FlatParameter, find_parameters
+from minifsdp.instruments.launch import rank_device
+from minifsdp.instruments.watch.ledger import Ledger
 
 # 5.1 Hooks
 

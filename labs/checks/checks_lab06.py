@@ -15,9 +15,12 @@ import torch
 from torch import nn
 
 from minifsdp import comm, device
-from minifsdp.course.launch import rank_device
-from minifsdp.course.machine import Recorder, measured, replay
-from minifsdp.course.machine.program import (
+from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
+from minifsdp.course.workshop.late import link_of
+from minifsdp.flat_param import FlatParameter, find_parameters
+from minifsdp.instruments.launch import rank_device
+from minifsdp.instruments.machine import Recorder, measured, replay
+from minifsdp.instruments.machine.program import (
     DEVICE,
     Allocate,
     Free,
@@ -30,9 +33,6 @@ from minifsdp.course.machine.program import (
     Wait,
     WaitEvent,
 )
-from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
-from minifsdp.course.workshop.late import link_of
-from minifsdp.flat_param import FlatParameter, find_parameters
 
 CPU = torch.device("cpu")
 THE_CALLERS = "the list belongs to the caller, who may need it again: iterate over it, and change nothing"

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from minifsdp import FullyShardedDataParallel, comm
 from minifsdp.cost.data_parallel import SGD, fsdp
 from minifsdp.course.ladder.rungs import closed_form_setting
-from minifsdp.course.launch import rank_device
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 from minifsdp.course.workshop.late import link_of
 from minifsdp.fsdp import OverlapSchedule, SyncSchedule
 from minifsdp.fsdp.unit import GATHERING, SHARDED, UNSHARDED
+from minifsdp.instruments.launch import rank_device
+from minifsdp.instruments.watch.ledger import Ledger
 
 
 def compare(what, got, wanted, slip):

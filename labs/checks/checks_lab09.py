@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minifsdp import FullyShardedDataParallel, comm, device
-from minifsdp.course.launch import rank_device
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 from minifsdp.fsdp.engine import Engine
+from minifsdp.instruments.launch import rank_device
+from minifsdp.instruments.watch.ledger import Ledger
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 

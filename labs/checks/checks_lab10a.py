@@ -12,11 +12,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from minifsdp import comm
-from minifsdp.course.launch import rank_device
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 from minifsdp.flat_param import FlatParameter, find_parameters
 from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.instruments.launch import rank_device
+from minifsdp.instruments.watch.ledger import Ledger
 
 # 10a.1 A policy by size
 

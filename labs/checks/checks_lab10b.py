@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import nn
 
 from minifsdp import comm
-from minifsdp.course.launch import rank_device
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
 from minifsdp.flat_param import FlatParameter, find_parameters
+from minifsdp.instruments.launch import rank_device
+from minifsdp.instruments.watch.ledger import Ledger
 
 ITEM = 4  # bytes
 TIED = ["tied.weight", "again.weight"]  # further names of 1.weight

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from minifsdp import comm
-from minifsdp.course.launch import rank_device
 from minifsdp.course.workshop.checking import AnswerError, check, expect, on_ranks
+from minifsdp.instruments.launch import rank_device
 
 # 11.1
 

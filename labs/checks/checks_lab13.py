@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from minifsdp import comm
-from minifsdp.course.launch import rank_device
 from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, on_ranks, same
 from minifsdp.course.workshop.comparing import dtype_slip
 from minifsdp.course.workshop.late import link_of
+from minifsdp.instruments.launch import rank_device
 from minifsdp.tensor_parallel import layouts
 
 ITEM = 8  # bytes: everything is in float64

@@ -51,12 +51,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from minifsdp.course import plots
-from minifsdp.course.workshop.lines import print_wrapped
-from minifsdp.course.ladder import closed_form
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.ladder.model import GPT
+from minifsdp.cost import data_parallel as closed_form
 from minifsdp.course.workshop import exercise, outcome, predict
+from minifsdp.course.workshop.lines import print_wrapped
+from minifsdp.gpt import GPT
+from minifsdp.instruments import plots
+from minifsdp.instruments.watch.ledger import Ledger
 
 torch.set_num_threads(1)  # tensors of this size are too small to split among threads
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

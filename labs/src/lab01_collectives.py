@@ -48,11 +48,11 @@ from torch import Tensor
 
 from minifsdp import comm, device
 from minifsdp.comm import Group
-from minifsdp.course import plots
-from minifsdp.course.launch import RankError, launch, rank_device
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.link.emulated import EmulatedLink
 from minifsdp.course.workshop import exercise, outcome, predict
+from minifsdp.instruments import plots
+from minifsdp.instruments.launch import RankError, launch, rank_device
+from minifsdp.instruments.link.emulated import EmulatedLink
+from minifsdp.instruments.watch.ledger import Ledger
 
 # %% [markdown]
 # # Session one: messages

@@ -46,8 +46,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from minifsdp import comm, device
-from minifsdp.course.launch import RankError, launch, rank_device
 from minifsdp.course.workshop import exercise, outcome, predict
+from minifsdp.instruments.launch import RankError, launch, rank_device
 from minifsdp.private import at_end_of_backward
 
 RANKS, ROWS, CONTEXT = 2, 8, 32  # N; rows per global batch; tokens per row
@@ -75,14 +75,14 @@ import tempfile
 from torch.profiler import record_function
 
 import minifsdp
-from minifsdp.course import plots
+from minifsdp.cost import data_parallel as closed_form
 from minifsdp.course.workshop.lines import print_wrapped
-from minifsdp.course.ladder import closed_form
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.link.emulated import let_communication_go_first, parse_link
-from minifsdp.course.ladder.model import GPT
-from minifsdp.course.watch.timeline import overlap, read_trace
-from minifsdp.course.watch.trace import record_trace
+from minifsdp.gpt import GPT
+from minifsdp.instruments import plots
+from minifsdp.instruments.link.emulated import let_communication_go_first, parse_link
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.timeline import overlap, read_trace
+from minifsdp.instruments.watch.trace import record_trace
 
 
 def new_model() -> GPT:

@@ -56,20 +56,21 @@ from torch.profiler import record_function
 from torch.utils.hooks import RemovableHandle
 
 from minifsdp import comm, device
-from minifsdp.course import plots
-from minifsdp.course.workshop.lines import print_wrapped
-from minifsdp.course.ladder import closed_form, data
-from minifsdp.course.ladder.closed_form import Setting
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.link.emulated import let_communication_go_first, parse_link
-from minifsdp.course.ladder.model import GPT, Block
+from minifsdp.cost import data_parallel as closed_form
+from minifsdp.cost.data_parallel import Setting
+from minifsdp.course.ladder import data
 from minifsdp.course.ladder.rungs import closed_form_setting
-from minifsdp.course.watch.timeline import Span, overlap, read_trace
-from minifsdp.course.watch.trace import record_trace
 from minifsdp.course.workshop import earlier, exercise, outcome, predict
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.gpt import GPT, Block
+from minifsdp.instruments import plots
+from minifsdp.instruments.launch import launch, rank_device
+from minifsdp.instruments.link.emulated import let_communication_go_first, parse_link
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.timeline import Span, overlap, read_trace
+from minifsdp.instruments.watch.trace import record_trace
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
 MIB = 2**20

@@ -38,9 +38,9 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm, device
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.workshop import exercise, outcome, predict
+from minifsdp.instruments.launch import launch, rank_device
+from minifsdp.instruments.watch.ledger import Ledger
 
 WIDTHS = [6, 10, 9, 12, 11, 8, 5]  # widths of the activations before, between and after the six layers
 
@@ -153,9 +153,9 @@ print(f"expected: 48, 12, 1 messages; one all-gather of {padded:,} bytes sends 3
 # to a laptop.
 
 # %% tags=["C6", "nbval-ignore-output"]
-from minifsdp.course import plots
 from minifsdp.course.workshop.lines import print_wrapped
-from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_first
+from minifsdp.instruments import plots
+from minifsdp.instruments.link.emulated import EmulatedLink, let_communication_go_first
 
 
 def gather_in_pieces(link: EmulatedLink, numel: int, counts: list[int]) -> list[float]:
@@ -202,9 +202,9 @@ plots.lines(
 # %% tags=["nbval-ignore-output"]
 from torch.profiler import record_function
 
-from minifsdp.course.plots.drawing import step_of
-from minifsdp.course.watch.timeline import read_trace
-from minifsdp.course.watch.trace import record_trace
+from minifsdp.instruments.plots.drawing import step_of
+from minifsdp.instruments.watch.timeline import read_trace
+from minifsdp.instruments.watch.trace import record_trace
 
 
 def trace_gathers(link: EmulatedLink, widths: list[int]) -> dict[str, tuple[list, float]]:
@@ -713,7 +713,7 @@ def place_views(module: nn.Module, flatten: Callable[[list[nn.Parameter]], list[
 
 
 # %%
-from minifsdp.course.ladder.model import GPT
+from minifsdp.gpt import GPT
 
 torch.manual_seed(0)
 plain, model = GPT(width=16, layers=2, tied=True), GPT(width=16, layers=2, tied=True)

@@ -82,17 +82,18 @@ from pathlib import Path
 from torch.profiler import record_function
 
 from minifsdp import FullyShardedDataParallel
-from minifsdp.course import plots
-from minifsdp.course.workshop.lines import print_wrapped
-from minifsdp.course.ladder import closed_form, data
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.link.emulated import let_communication_go_first, parse_link
+from minifsdp.cost import data_parallel as closed_form
+from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.model import Block
 from minifsdp.course.ladder.rungs import LEARNING_RATE, RUNGS, Trainer, closed_form_setting, sizes_of
-from minifsdp.course.watch.timeline import overlap, read_trace
-from minifsdp.course.watch.trace import record_trace
+from minifsdp.course.workshop.lines import print_wrapped
+from minifsdp.gpt import Block
+from minifsdp.instruments import plots
+from minifsdp.instruments.launch import launch, rank_device
+from minifsdp.instruments.link.emulated import let_communication_go_first, parse_link
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.timeline import overlap, read_trace
+from minifsdp.instruments.watch.trace import record_trace
 
 RANKS = 2
 SETTINGS = Settings(ranks=RANKS, batch=2, layers=5, width=105, context=16)
@@ -662,8 +663,8 @@ for name in UNITS:
 # %% tags=["nbval-ignore-output"]
 from functools import partial
 
-from minifsdp.course.explore.page import show
 from minifsdp.course.ladder.measure import log_step
+from minifsdp.instruments.explore.page import show
 
 
 def log_mine() -> dict[str, Any]:

@@ -173,24 +173,25 @@ from types import SimpleNamespace
 import torch.distributed as dist
 
 from minifsdp import FullyShardedDataParallel
-from minifsdp.course import plots
-from minifsdp.course.workshop.lines import print_wrapped
-from minifsdp.course.ladder import closed_form, data
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.link.emulated import let_communication_go_first, parse_link
-from minifsdp.course.machine import A100, Program, Recorder, Run, record_on_paper, replay
-from minifsdp.course.machine.program import Issue, Kernel, Record, Wait, WaitEvent
-from minifsdp.course.machine.versus import gains, versus
+from minifsdp.cost import data_parallel as closed_form
+from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings, align, take_step
-from minifsdp.course.ladder.model import Block
-from minifsdp.course.watch.records import show_record
 from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainer, closed_form_setting, sizes_of
-from minifsdp.course.watch.timeline import Span, overlap, read_trace
-from minifsdp.course.watch.trace import record_trace
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.flat_param import find_parameters
 from minifsdp.fsdp import SyncSchedule
 from minifsdp.fsdp.unit import Unit
+from minifsdp.gpt import Block
+from minifsdp.instruments import plots
+from minifsdp.instruments.launch import launch, rank_device
+from minifsdp.instruments.link.emulated import let_communication_go_first, parse_link
+from minifsdp.instruments.machine import A100, Program, Recorder, Run, record_on_paper, replay
+from minifsdp.instruments.machine.program import Issue, Kernel, Record, Wait, WaitEvent
+from minifsdp.instruments.machine.versus import gains, versus
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.records import show_record
+from minifsdp.instruments.watch.timeline import Span, overlap, read_trace
+from minifsdp.instruments.watch.trace import record_trace
 
 MIB = 2**20
 LANES = {"link": "communication", "compute": "compute"}
@@ -230,11 +231,11 @@ plots.timeline(
 )
 
 # %% [markdown]
-# `minifsdp.course.machine` is a full version of your function. A `Recorder` logs every request that a real training
-# step makes to its device: kernels with their FLOPs and bytes, collectives, waits, allocations and frees, each with its
-# stream. Then `replay` computes when each request would run on given hardware. This lab uses the model wherever a
-# laptop cannot measure an effect, and every such figure is labelled *model, not measured*. The model ignores jitter on
-# the host, the mutual slowdown of kernels and collectives, and the multiprocessors occupied by NCCL.
+# `minifsdp.instruments.machine` is a full version of your function. A `Recorder` logs every request that a real
+# training step makes to its device: kernels with their FLOPs and bytes, collectives, waits, allocations and frees, each
+# with its stream. Then `replay` computes when each request would run on given hardware. This lab uses the model
+# wherever a laptop cannot measure an effect, and every such figure is labelled *model, not measured*. The model ignores
+# jitter on the host, the mutual slowdown of kernels and collectives, and the multiprocessors occupied by NCCL.
 #
 # ## 6.2 Order two streams
 #
@@ -443,7 +444,7 @@ for number in missing_waits(log):
 # %% [markdown]
 # `torch.cuda._sanitizer` performs this check for every tensor of a program. Instead of sets of gathers, each stream
 # keeps a *vector clock*: for every other stream, a number that records how far that stream is known to have progressed.
-# `minifsdp/course/machine/hazards.py` uses the same method.
+# `minifsdp/instruments/machine/hazards.py` uses the same method.
 #
 # ## 6.5 Free without stopping
 #
@@ -1183,5 +1184,5 @@ assert runs["yours"].peak("active") / MIB > runs["lab 05"].peak("active") / MIB 
 #   allocator; `Tensor.record_stream`.
 # - torch: `torch/distributed/fsdp/_runtime_utils.py` (`_init_streams`, `_root_pre_forward`, `_post_backward_hook`),
 #   `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py` (question 3), `torch/cuda/_sanitizer.py`.
-# - minifsdp: `fsdp/schedules/overlap.py`, the next rung; `course/machine/queues.py` and `hazards.py`, the full versions
-#   of 6.1 and 6.4.
+# - minifsdp: `fsdp/schedules/overlap.py`, the next rung; `instruments/machine/queues.py` and `hazards.py`, the full
+#   versions of 6.1 and 6.4.

@@ -73,22 +73,23 @@ import torch.nn.functional as F
 from torch import nn
 
 from minifsdp import FullyShardedDataParallel
-from minifsdp.course import plots
-from minifsdp.course.workshop.lines import print_wrapped
-from minifsdp.course.ladder import closed_form, data
-from minifsdp.course.launch import RankError, launch, rank_device
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.machine import A100, Hardware, Program, record_on_paper, replay
-from minifsdp.course.machine.shapes import SHAPES
-from minifsdp.course.machine.versus import versus
+from minifsdp.cost import data_parallel as closed_form
+from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.model import GPT, Block
-from minifsdp.course.watch.records import show_record
 from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainer, closed_form_setting, sizes_of
-from minifsdp.course.watch.timeline import Span
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.device import current_stream
 from minifsdp.fsdp import SyncSchedule
 from minifsdp.fsdp.unit import SHARDED
+from minifsdp.gpt import GPT, Block
+from minifsdp.instruments import plots
+from minifsdp.instruments.launch import RankError, launch, rank_device
+from minifsdp.instruments.machine import A100, Hardware, Program, record_on_paper, replay
+from minifsdp.instruments.machine.shapes import SHAPES
+from minifsdp.instruments.machine.versus import versus
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.records import show_record
+from minifsdp.instruments.watch.timeline import Span
 
 RANKS = 2
 SETTINGS = Settings(ranks=RANKS, batch=2, layers=5, width=105, context=16)  # for bytes and values
@@ -628,7 +629,7 @@ plots.curve(
 # unsharded, and which gather is in progress (hatched) while a block's gradient is being reduced?
 
 # %% tags=["nbval-ignore-output"]
-from minifsdp.course.explore.page import show
+from minifsdp.instruments.explore.page import show
 
 from minifsdp.course.ladder.measure import log_step
 
@@ -685,7 +686,7 @@ plots.versus(
 # %% [markdown]
 # (These are medians of a few steps. Other load on the machine changes the measured times, and changes the model's
 # predictions even more, because the model's kernels come from a single recorded step.
-# `minifsdp/course/machine/versus.py` lists the other simplifications of the model.)
+# `minifsdp/instruments/machine/versus.py` lists the other simplifications of the model.)
 #
 # The next cell repeats the comparison without noise, on the simulated laptop and on a similar machine whose host runs
 # ahead of a device of the same speed.
@@ -1166,5 +1167,5 @@ for rank, ran in enumerate(launch(run_cases, RANKS, CASES)):
 #   forward pass rather than that of the first iteration; it checks only the current call against that record; it takes
 #   the backward order from the engine, which handles several forward passes before a backward pass, as in pipelines;
 #   and it postpones each reduction until the next gather has been issued.
-# - Also in minifsdp: `fsdp/schedules/overlap.py`, the schedule of lab 06 with the gather first; `course/machine/`, the
-#   simulated GPU.
+# - Also in minifsdp: `fsdp/schedules/overlap.py`, the schedule of lab 06 with the gather first; `instruments/machine/`,
+#   the simulated GPU.

@@ -146,11 +146,12 @@ class Memory:
 from dataclasses import replace
 from functools import partial
 
-from minifsdp.course import plots
+from minifsdp.cost import data_parallel as closed_form
+from minifsdp.course.ladder import data
 from minifsdp.course.workshop.lines import print_wrapped
-from minifsdp.course.ladder import closed_form, data
-from minifsdp.course.machine import Run, replay
-from minifsdp.course.machine.shapes import SHAPES, seconds, without_limiter
+from minifsdp.instruments import plots
+from minifsdp.instruments.machine import Run, replay
+from minifsdp.instruments.machine.shapes import SHAPES, seconds, without_limiter
 
 GIB, MIB = 2**30, 2**20
 STEPS = 3  # the last one is examined
@@ -409,8 +410,8 @@ def malloc_or_retry(
 # %%
 from typing import NamedTuple
 
-from minifsdp.course.machine import Segment
-from minifsdp.course.machine.blocks import Block as Shown
+from minifsdp.instruments.machine import Segment
+from minifsdp.instruments.machine.blocks import Block as Shown
 
 
 @dataclass
@@ -633,7 +634,7 @@ for call, run in {**quicker, A100.segment[0]: yours}.items():
 # %% tags=["nbval-ignore-output"]
 import torch
 
-from minifsdp.course.launch import launch, rank_device
+from minifsdp.instruments.launch import launch, rank_device
 
 print("starting two ranks ...")
 stats = launch(lambda: device.memory_stats(rank_device()), 2)[0]
@@ -705,7 +706,7 @@ def rate_limit(
 # %% tags=["shown"]
 from minifsdp.fsdp import PrefetchSchedule
 from minifsdp.fsdp.schedules.prefetch import PRE
-from minifsdp.course.machine.program import STEP, Mark, Synchronize
+from minifsdp.instruments.machine.program import STEP, Mark, Synchronize
 
 
 class HeldBack(PrefetchSchedule):
@@ -877,12 +878,12 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from minifsdp import FullyShardedDataParallel
-from minifsdp.course.watch.cuda_memory import MemoryHistory
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.course.ladder.measure import Settings, take_step
-from minifsdp.course.ladder.model import Block as ModelBlock
-from minifsdp.course.watch.records import show_record
 from minifsdp.course.ladder.rungs import LEARNING_RATE, Trainer, closed_form_setting, sizes_of
+from minifsdp.gpt import Block as ModelBlock
+from minifsdp.instruments.watch.cuda_memory import MemoryHistory
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.records import show_record
 
 RANKS = 2
 SETTINGS = Settings(ranks=RANKS, batch=2, layers=6, width=105, context=16)
@@ -998,8 +999,8 @@ plots.curve(
 # gathers`:
 
 # %% tags=["nbval-ignore-output"]
-from minifsdp.course.explore.page import show
 from minifsdp.course.ladder.measure import log_step
+from minifsdp.instruments.explore.page import show
 
 
 def build_bounded(name: str) -> Trainer:
@@ -1133,7 +1134,7 @@ plots.lines(
 # (two machines, each with a 2 Tb/s network, as in the paper), with and without your limiter, and replays them:
 
 # %% tags=["C16"]
-from minifsdp.course.machine.shapes import Shape
+from minifsdp.instruments.machine.shapes import Shape
 
 
 def device_of(shape: Shape, program: Any) -> Any:
@@ -1235,7 +1236,7 @@ plots.lines(
 
 
 # %% tags=["nbval-ignore-output"]
-from minifsdp.course.machine.versus import gains, versus
+from minifsdp.instruments.machine.versus import gains, versus
 
 CLOCK = Settings(ranks=RANKS, batch=24, layers=4, context=48)
 results = versus(
@@ -1427,5 +1428,5 @@ enter("my schedule", MySchedule)
 #   `torch/distributed/fsdp/_limiter_utils.py`, `_unshard` and `_reshard` in `_runtime_utils.py`.
 # - [FSDP & CUDACachingAllocator](https://dev-discuss.pytorch.org/t/1486): the same topic on
 #   torch's developer forum.
-# - minifsdp: `fsdp/schedules/rate_limit.py` (8.6 and 8.7 for every model), `course/machine/allocator.py` (8.1 to 8.5
-#   with torch's pools).
+# - minifsdp: `fsdp/schedules/rate_limit.py` (8.6 and 8.7 for every model), `instruments/machine/allocator.py` (8.1 to
+#   8.5 with torch's pools).

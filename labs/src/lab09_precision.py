@@ -77,21 +77,21 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from minifsdp import FullyShardedDataParallel
-from minifsdp.course import plots
-from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import data
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.link.emulated import let_communication_go_first, parse_link
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.model import Block
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.watch.timeline import read_trace
-from minifsdp.course.watch.trace import record_trace
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.fsdp import CPUOffload, MixedPrecision, SyncSchedule
 from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.reduction import Reduction
+from minifsdp.gpt import Block
 from minifsdp.grad_scaler import ShardedGradScaler
+from minifsdp.instruments import plots
+from minifsdp.instruments.launch import launch, rank_device
+from minifsdp.instruments.link.emulated import let_communication_go_first, parse_link
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.timeline import read_trace
+from minifsdp.instruments.watch.trace import record_trace
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -1091,7 +1091,7 @@ assert shard.grad.item() == 1.125
 # <details><summary>Answer</summary>
 #
 # A layer computes in the dtype of its weights and inputs, here bf16. The course's GPT casts its logits to fp32 before
-# the cross-entropy (`minifsdp/course/ladder/model.py`), since a sum over the vocabulary needs more mantissa bits.
+# the cross-entropy (`minifsdp/gpt.py`), since a sum over the vocabulary needs more mantissa bits.
 # </details>
 #
 # **3. Can each replica of a data-parallel model (DDP) check for infinities on its own?**

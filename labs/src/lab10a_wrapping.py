@@ -65,21 +65,21 @@ from typing import Any
 from torch.profiler import record_function
 
 from minifsdp import DistributedDataParallel, comm
-from minifsdp.course import describe, plots
-from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import data
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.link.emulated import let_communication_go_first, parse_link
-from minifsdp.course.ladder.model import GPT, Block
-from minifsdp.course.watch.timeline import read_trace
-from minifsdp.course.watch.trace import record_trace
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.flat_param import copy_values
 from minifsdp.fsdp import SyncSchedule
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp.torch_api.wrap import check_not_shared, wrap_children
+from minifsdp.gpt import GPT, Block
+from minifsdp.instruments import describe, plots
+from minifsdp.instruments.launch import launch, rank_device
+from minifsdp.instruments.link.emulated import let_communication_go_first, parse_link
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.timeline import read_trace
+from minifsdp.instruments.watch.trace import record_trace
 
 RANKS, WIDTH, CONTEXT = 2, 63, 16
 
@@ -150,7 +150,7 @@ print_wrapped(f"describe: {' '.join(warned)}")
 # Wrapping alone shards the optimizer state and, between steps, the parameters, which together take 12 / N bytes per
 # element. At the peak, however, all parameters and all gradients are unsharded, which takes another 8 bytes per
 # element, regardless of N. (DDP takes 16 bytes per element in total.) The reason is that the model is *one unit*: it is
-# gathered before the first layer runs and freed at the end of the backward pass. `minifsdp.course.describe(model)`
+# gathered before the first layer runs and freed at the end of the backward pass. `minifsdp.instruments.describe(model)`
 # warns about this before the first step. The model needs a **wrapping policy**.
 #
 # ## 10a.1 A policy by size
@@ -1217,8 +1217,9 @@ plots.stages(
 #
 # ## What to remember
 #
-# 1. Wrapping determines memory and collectives: always print the table of units (`minifsdp.course.describe(model)`).
-#    With a single unit, the peak includes all parameters and all gradients unsharded, regardless of N.
+# 1. Wrapping determines memory and collectives: always print the table of units
+#    (`minifsdp.instruments.describe(model)`). With a single unit, the peak includes all parameters and all gradients
+#    unsharded, regardless of N.
 # 2. A policy is called on the way down and on the way up. U units cost 3 U - 1 collectives per step; the peak of
 #    unsharded parameters is the root, the largest unit, and the prefetched units (lab 07; one by default). Blocks are
 #    the usual choice; tied parameters must stay in one unit.

@@ -114,20 +114,20 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import FullyShardedDataParallel
-from minifsdp.course import plots
-from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import data
-from minifsdp.course.launch import RankError, launch, rank_device
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.link.emulated import let_communication_go_first, parse_link
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.ladder.rungs import closed_form_setting
-from minifsdp.course.watch.timeline import Span, overlap, read_trace
-from minifsdp.course.watch.trace import record_trace
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.fsdp import FullStateDictConfig, StateDictType
 from minifsdp.fsdp.torch_api.policies import CustomPolicy
 from minifsdp.fsdp.torch_api.state.names import clean_name
+from minifsdp.gpt import GPT, Block
+from minifsdp.instruments import plots
+from minifsdp.instruments.launch import RankError, launch, rank_device
+from minifsdp.instruments.link.emulated import let_communication_go_first, parse_link
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.timeline import Span, overlap, read_trace
+from minifsdp.instruments.watch.trace import record_trace
 
 RANKS = 2
 SETTINGS = Settings(ranks=RANKS, batch=6, layers=4, width=75, context=16)

@@ -104,21 +104,22 @@ import torch
 from torch.profiler import record_function
 
 from minifsdp import FullyShardedDataParallel, device
-from minifsdp.course import plots
-from minifsdp.course.workshop.lines import print_wrapped
-from minifsdp.course.ladder import closed_form, data
-from minifsdp.course.launch import RankError, launch, rank_device
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.link.emulated import EmulatedLink, HostLinks, let_communication_go_first
+from minifsdp.cost import data_parallel as closed_form
+from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.model import Block
 from minifsdp.course.ladder.rungs import Trainer, sizes_of
-from minifsdp.course.watch.timeline import read_trace
-from minifsdp.course.watch.trace import record_trace
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.flat_param import FlatParameter
 from minifsdp.fsdp import ShardingStrategy, SyncSchedule
 from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.plan import Plan
+from minifsdp.gpt import Block
+from minifsdp.instruments import plots
+from minifsdp.instruments.launch import RankError, launch, rank_device
+from minifsdp.instruments.link.emulated import EmulatedLink, HostLinks, let_communication_go_first
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.timeline import read_trace
+from minifsdp.instruments.watch.trace import record_trace
 
 RANKS, PER_HOST = 4, 2
 SETTINGS = Settings(ranks=RANKS, batch=4, layers=5, width=105, context=16)

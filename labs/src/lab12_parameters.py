@@ -71,17 +71,10 @@ import torch.distributed as dist
 from torch import nn
 
 from minifsdp import FullyShardedDataParallel, comm
-from minifsdp.course import plots
-from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.model import GPT, Block
 from minifsdp.course.ladder.rungs import Trainer
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.ladder.step import take_step as take_step_of
-from minifsdp.course.machine import A100, Recorder, Run, replay
-from minifsdp.course.machine.program import STEP
-from minifsdp.course.watch.ledger import Ledger
+from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.fsdp import PrefetchSchedule, SyncSchedule
 from minifsdp.fsdp2 import Held, Recorded, fully_shard, use_schedule
 from minifsdp.fsdp2 import gradients as gradients_module
@@ -89,6 +82,13 @@ from minifsdp.fsdp2.cut import Cut, Rows
 from minifsdp.fsdp2.gather import Gather
 from minifsdp.fsdp2.gradients import Gradients
 from minifsdp.fsdp2.hooks import state_of
+from minifsdp.gpt import GPT, Block
+from minifsdp.instruments import plots
+from minifsdp.instruments.launch import launch, rank_device
+from minifsdp.instruments.machine import A100, Recorder, Run, replay
+from minifsdp.instruments.machine.program import STEP
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.step import take_step as take_step_of
 
 RANKS, MIB = 2, 2**20
 SETTINGS = Settings(ranks=RANKS, batch=6, layers=5, width=105, context=16)

@@ -115,17 +115,17 @@ import torch.distributed as dist
 from torch import nn
 
 from minifsdp import FullyShardedDataParallel
-from minifsdp.course import plots
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.model import GPT, Block
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.link.emulated import let_communication_go_first, parse_link
-from minifsdp.course.machine.pieces import NETWORK, NVLINK, products_of_block, spans_of_block
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.watch.timeline import Span, overlap, read_trace
-from minifsdp.course.watch.trace import record_trace
 from minifsdp.fsdp import SyncSchedule
+from minifsdp.gpt import GPT, Block
+from minifsdp.instruments import plots
+from minifsdp.instruments.launch import launch, rank_device
+from minifsdp.instruments.link.emulated import let_communication_go_first, parse_link
+from minifsdp.instruments.machine.pieces import NETWORK, NVLINK, products_of_block, spans_of_block
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.timeline import Span, overlap, read_trace
+from minifsdp.instruments.watch.trace import record_trace
 from minifsdp.tensor_parallel.dropout import own_random_numbers
 
 X, W = torch.tensor([[1.0, 2, 3], [4, 5, 6]]), torch.tensor([[1.0, 2], [3, 4], [5, 6]])
@@ -1015,8 +1015,8 @@ plots.timeline(
 #
 # Async tensor parallelism splits the sequence into t pieces. A column-parallel layer multiplies one piece while it
 # receives the next. A row-parallel layer sends the partial sum of one piece while it multiplies the next.
-# `minifsdp/course/machine/pieces.py` computes the times of a block's four matmuls in the forward pass from data sheets
-# (H100, bf16, 8,192 tokens of width 8,192, 60 % of the peak). This is a model; nothing was measured.
+# `minifsdp/instruments/machine/pieces.py` computes the times of a block's four matmuls in the forward pass from data
+# sheets (H100, bf16, 8,192 tokens of width 8,192, 60 % of the peak). This is a model; nothing was measured.
 #
 # The table gives three times in ms: for the matmuls alone, for matmuls and messages in turn (one after the other), and
 # for both in pieces. The last two columns give the fraction of the time in which a rank waits for messages, in turn and

@@ -106,11 +106,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from minifsdp import comm
-from minifsdp.course import plots
-from minifsdp.course.ladder.model import GPT
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.machine.sleeping import run_asleep
-from minifsdp.course.watch.ledger import Ledger
+from minifsdp.gpt import GPT
+from minifsdp.instruments import plots
+from minifsdp.instruments.launch import launch, rank_device
+from minifsdp.instruments.machine.sleeping import run_asleep
+from minifsdp.instruments.watch.ledger import Ledger
 from minifsdp.pipeline import PipelineStage, Schedule
 from minifsdp.pipeline.gpt import cross_entropy
 from minifsdp.pipeline.schedules.interleaved import interleaved

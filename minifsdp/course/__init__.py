@@ -1,15 +1,18 @@
-"""The course's tools: starting ranks, counting bytes, drawing, the command line. Upstairs imports nothing of it.
+"""The course: commands, ladders, benchmarks, training and the labs' workshop, on the instruments and the library."""
 
-`describe` is imported when it is first asked for, so that what needs no torch can do without.
-"""
+from typing import Any
 
-from typing import TYPE_CHECKING
-
+from minifsdp.moved import warn_moved
 from minifsdp.on_first_use import on_first_use
 
-if TYPE_CHECKING:
-    from minifsdp.course.watch.description import describe
+_module = on_first_use(__name__, ())
 
-__all__ = ["describe"]
 
-__getattr__ = on_first_use(__name__, __all__, ".watch.description")
+def __getattr__(name: str) -> Any:
+    """A module of the course's; or `describe`, where it was before."""
+    if name != "describe":
+        return _module(name)
+    from minifsdp.instruments import describe
+
+    warn_moved(f"{__name__}.describe", "minifsdp.instruments.describe")
+    return describe

@@ -3,8 +3,8 @@
 Some private names are used elsewhere: those that every author of a module, an optimizer or a scaler meets in the base
 class (`_parameters`, `_buffers`, `_non_persistent_buffers_set`, `_modules` and `_apply` of a module, its hooks of state
 dicts, `_unscale_grads_`); names that torch's users have to write (`_HYBRID_SHARD_ZERO2`, `_module_classes_to_ignore`, a
-policy's `_run_policy`, `_ddp_params_and_buffers_to_ignore`); the names of operators in course/machine/operators.py; and
-the names of wrappers that state dicts leave out, in fsdp/torch_api/state.
+policy's `_run_policy`, `_ddp_params_and_buffers_to_ignore`); the names of operators in
+instruments/machine/operators.py; and the names of wrappers that state dicts leave out, in fsdp/torch_api/state.
 
 Torch may change these names without notice. Each of them has a test that states what would break
 (tests/core/test_private.py), so that a missing name in a new version of torch is reported by that name.

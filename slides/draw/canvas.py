@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib import style
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import INK, LINE, SOFT
+from minifsdp.instruments.plots.palette import INK, LINE, SOFT
 
 GB, MB, KB = 10**9, 10**6, 10**3
 GIB, MIB, KIB = 2**30, 2**20, 2**10

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from minifsdp.course.ladder.rungs import PIPELINE_RUNGS, RUNGS, TENSOR_RUNGS, Rung
-from minifsdp.course.plots.palette import PAGE_COLOURS, SOFT, WHITE
+from minifsdp.instruments.plots.palette import PAGE_COLOURS, SOFT, WHITE
 
 WIDTH, NAME, STEP = 23.0, 5.9, 0.2  # of the figure, of a rung's name, and how far a rung begins beyond the one below
 LECTURES = (  # and their rungs, from the first to the last

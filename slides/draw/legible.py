@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.path import Path
 from matplotlib.text import Text
 
-from minifsdp.course.plots.palette import WHITE, contrast
+from minifsdp.instruments.plots.palette import WHITE, contrast
 
 LEAST_TYPE = 18  # points
 LEAST_CONTRAST = 4.5

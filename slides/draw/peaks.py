@@ -6,9 +6,9 @@ from functools import cache
 
 from minifsdp import comm
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.step import take_step
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.watch.ledger import Ledger
+from minifsdp.instruments.launch import launch, rank_device
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.step import take_step
 
 LADDER = Settings()  # the ladder's model: 6 blocks and a root, 2 ranks
 RUNGS = "ddp", "fsdp"

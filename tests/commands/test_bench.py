@@ -18,19 +18,20 @@ import torch
 from rich.console import Console
 
 from minifsdp import device
-from minifsdp.course import cli, plots
+from minifsdp.course import cli
 from minifsdp.course.bench import compete, memory, report, start
 from minifsdp.course.bench.contestants import BASELINES, CONTESTANTS, Contestant
 from minifsdp.course.bench.prediction import GPUS, PREDICTED, predict
 from minifsdp.course.bench.settings import BenchSettings
 from minifsdp.course.ladder.rungs import RUNGS, plain
-from minifsdp.course.ladder.step import take_step
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.launch.world import World
-from minifsdp.course.machine import A100, H200
-from minifsdp.course.machine.program import Kernel
-from minifsdp.course.system.whole_files import UndeliveredError
-from minifsdp.course.watch.ledger import Ledger
+from minifsdp.instruments import plots
+from minifsdp.instruments.launch import launch, rank_device
+from minifsdp.instruments.launch.world import World
+from minifsdp.instruments.machine import A100, H200
+from minifsdp.instruments.machine.program import Kernel
+from minifsdp.instruments.system.whole_files import UndeliveredError
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.step import take_step
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -16,7 +16,7 @@ import typer
 
 from minifsdp.course import cli
 from minifsdp.course.cli import commands, lab
-from minifsdp.course.warm.needs import RANKS_NEED
+from minifsdp.instruments.warm.needs import RANKS_NEED
 
 
 def minifsdp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:

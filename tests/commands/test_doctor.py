@@ -29,11 +29,11 @@ from minifsdp.course.doctor.collectives import CASES, DTYPES, OPERATIONS, check_
 from minifsdp.course.doctor.gpus import Answer, Cuda, Gpu
 from minifsdp.course.doctor.machine import Machine
 from minifsdp.course.doctor.report import reasons, summary
-from minifsdp.course.launch import launch
-from minifsdp.course.launch.world import World
-from minifsdp.course.plots.bandwidth import bandwidth_picture, size_name
 from minifsdp.course.workshop import catalogue
 from minifsdp.course.workshop.catalogue import labs_folder
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.launch.world import World
+from minifsdp.instruments.plots.bandwidth import bandwidth_picture, size_name
 
 MIB = 2**20
 H200 = "NVIDIA H200"

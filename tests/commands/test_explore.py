@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from minifsdp.course.explore.log import Change, LoggedStep, Moment, on_one_clock
 from minifsdp.course.ladder import run as ladder
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.watch.storages import TAGS
-from minifsdp.course.watch.timeline import Span
+from minifsdp.instruments.explore.log import Change, LoggedStep, Moment, on_one_clock
+from minifsdp.instruments.watch.storages import TAGS
+from minifsdp.instruments.watch.timeline import Span
 
 RUNGS = ("ddp", "zero2", "fsdp", "fsdp-prefetch", "fsdp-limit")
 

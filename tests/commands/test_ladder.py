@@ -20,8 +20,8 @@ from minifsdp.course.ladder import run as ladder
 from minifsdp.course.ladder.measure import MEASURING, Settings
 from minifsdp.course.ladder.rungs import RUNGS, closed_form_setting
 from minifsdp.course.ladder.tables import ladder_table
-from minifsdp.course.launch.world import choose_world
-from minifsdp.course.system.housekeeping import find_processes
+from minifsdp.instruments.launch.world import choose_world
+from minifsdp.instruments.system.housekeeping import find_processes
 
 SMALL = ["--layers", "3", "--width", "35", "--context", "16"]  # no unit of this size is divisible by 2, 3 or 4
 STEPS = 8

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from minifsdp.course.ladder import traced
 from minifsdp.course.ladder.traced import TracedStep, trace_step
-from minifsdp.course.launch import launch
+from minifsdp.instruments.launch import launch
 
 
 def trace(folder: Path, lengths: list[float], usual: float | None) -> tuple[int, float | None, str]:

@@ -31,15 +31,15 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from minifsdp.course import cli
 from minifsdp.course import train as course
-from minifsdp.course.launch import launch
-from minifsdp.course.launch.world import choose_world
 from minifsdp.course.train import checkpoint, report, start
 from minifsdp.course.train.folder import clean, held, latest, prune
 from minifsdp.course.train.loop import take_step, train
 from minifsdp.course.train.settings import STRATEGIES, TASK, TrainSettings
 from minifsdp.course.train.state import State, begin
-from minifsdp.course.warm.client import Process
 from minifsdp.gpt import GPT
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.launch.world import choose_world
+from minifsdp.instruments.warm.client import Process
 
 check = Checks(__name__)
 

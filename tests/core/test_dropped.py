@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from minifsdp.course.ladder.rungs import RUNGS, TENSOR_RUNGS
-from minifsdp.course.launch import launch
 from minifsdp.gpt import GPT
+from minifsdp.instruments.launch import launch
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
 EVERY = {**RUNGS, **{name: rung for name, rung in TENSOR_RUNGS.items() if name.startswith("tp-sp") or name == "tp"}}

@@ -25,10 +25,10 @@ from torchs_calls import torchs_calls
 
 from minifsdp import comm, device, gloo
 from minifsdp.course import cli
-from minifsdp.course.launch import launch
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.watch.storages import TAGS
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.storages import TAGS
 
 check = Checks(__name__)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from minifsdp import gloo, ring
-from minifsdp.course.launch import launch
+from minifsdp.instruments.launch import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -1,4 +1,4 @@
-"""The two floors: what is taught knows nothing of what serves the course. A lesson is short, a function a screen."""
+"""Three floors, library, instruments, course: none knows one above it. A lesson is short, a function a screen."""
 
 import ast
 import re
@@ -12,8 +12,9 @@ import pytest
 import minifsdp
 
 PACKAGE = Path(minifsdp.__file__).parent
-UPSTAIRS = [p for p in sorted(PACKAGE.rglob("*.py")) if "course" not in p.parts and p.name != "__main__.py"]
-COURSE = sorted((PACKAGE / "course").rglob("*.py"))
+INSTRUMENTS, COURSE = (sorted((PACKAGE / floor).rglob("*.py")) for floor in ("instruments", "course"))
+LIBRARY = sorted({*PACKAGE.rglob("*.py")} - {*INSTRUMENTS, *COURSE, PACKAGE / "__main__.py"})
+FILES = LIBRARY + INSTRUMENTS + COURSE
 
 
 @cache
@@ -40,13 +41,56 @@ def name(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
-def test_upstairs_imports_nothing_from_the_course():
-    found = {name(path): [each for each in imports(path) if each.startswith("minifsdp.course")] for path in UPSTAIRS}
-    assert not {file: theirs for file, theirs in found.items() if theirs}
+ABOVE = {
+    "library": (LIBRARY, ("minifsdp.instruments", "minifsdp.course")),
+    "instruments": (INSTRUMENTS, ("minifsdp.course",)),
+}
+
+
+def names_above(path: Path, floors: tuple[str, ...]) -> set[str]:
+    """What a file imports of floors above its own, or names in a string that is imported later."""
+    strings = {node.value for node in nodes(path) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {each for each in imports(path) | strings if each.startswith(floors)}
+
+
+@pytest.mark.parametrize("floor", ABOVE)
+def test_a_floor_knows_nothing_of_those_above_it(floor: str):
+    files, above = ABOVE[floor]
+    found = {name(path): found for path in files if (found := names_above(path, above)) and path.name != "moved.py"}
+    assert len(files) > 60
+    assert not found
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def room(module: str) -> str:
+    """A folder has its subfolders with it; a file beside the folders is a room of its own."""
+    parts = module.split(".")
+    return ".".join(parts[: 3 if parts[1:2] in (["instruments"], ["course"]) else 2])
+
+
+def circle(arrows: dict[str, set[str]]) -> list[str]:
+    """The circles and what is above them: what remains when those that need nothing that is left go, one by one."""
+    left = {each: theirs - {each} for each, theirs in arrows.items()}
+    while free := [each for each, theirs in left.items() if not theirs & left.keys()]:
+        left = {each: theirs for each, theirs in left.items() if each not in free}
+    return sorted(left)
+
+
+def test_no_folders_import_each_other_in_a_circle():
+    modules = {module_of(path) for path in FILES} - {"minifsdp"}
+    rooms: dict[str, set[str]] = {}
+    for path in FILES:
+        found = {each if each in modules else each.rpartition(".")[0] for each in imports(path)} & modules
+        rooms.setdefault(room(module_of(path)), set()).update(map(room, found))
+    assert len(rooms) > 50
+    assert not circle(rooms)
 
 
 def test_what_is_installed_does_without_what_only_maintainers_run():
-    found = {name(path): imports(path) for path in UPSTAIRS + COURSE}
+    found = {name(path): imports(path) for path in FILES}
     assert not [file for file, theirs in found.items() if any(each.split(".")[0] == "tools" for each in theirs)]
 
 
@@ -81,7 +125,7 @@ def functions_of(path: Path) -> list[tuple[str, int]]:
 
 
 def test_functions_fit_a_screen():
-    functions = [each for path in UPSTAIRS + COURSE for each in functions_of(path)]
+    functions = [each for path in FILES for each in functions_of(path)]
     assert len(functions) > 1000
     assert not [(function, lines) for function, lines in functions if lines > LONGER.get(function, FUNCTION_LINES)]
 
@@ -102,10 +146,7 @@ def test_few_call_torch_distributed():
     But for the values of sharded state dicts, which are torch.distributed's own, and for types: DTensors and meshes.
     """
     callers = {
-        name(p)
-        for p in UPSTAIRS
-        for found in imports(p)
-        if found.startswith("torch.distributed") and not is_type(found)
+        name(p) for p in LIBRARY for found in imports(p) if found.startswith("torch.distributed") and not is_type(found)
     }
     assert not callers - set(CALLERS)
 
@@ -116,7 +157,7 @@ def is_type(found: str) -> bool:
 
 def test_the_arithmetic_shares_no_code_with_what_it_predicts():
     """It sees recipes, which are values, only as types."""
-    files = [path for path in UPSTAIRS if path.parent.name == "cost"]
+    files = [path for path in LIBRARY if path.parent.name == "cost"]
     assert len(files) > 8
     for path in files:
         others = {each for each in imports(path) if not each.startswith(("minifsdp.cost", "minifsdp.recipe"))}
@@ -125,8 +166,7 @@ def test_the_arithmetic_shares_no_code_with_what_it_predicts():
 
 def test_the_walk_would_find_a_break():
     """The checks above look at real files and see relative imports."""
-    assert len(UPSTAIRS) > 15
-    assert "minifsdp.course.launch.launch" in imports(PACKAGE / "course" / "ladder" / "run.py")
+    assert "minifsdp.instruments.launch.launch" in imports(PACKAGE / "course" / "ladder" / "run.py")
     assert "tools.records" in imports(PACKAGE.parent / "tools" / "gpu_check" / "check.py")
 
 
@@ -140,7 +180,7 @@ def test_public_names_and_modules_are_there():
         assert getattr(minifsdp, public).__module__.startswith("minifsdp.")
     with pytest.raises(AttributeError, match="no attribute 'FSDP3'"):
         _ = minifsdp.FSDP3
-    check = "import minifsdp; minifsdp.zero.stage1, minifsdp.course.launch.launch, minifsdp.fsdp2.hooks"
+    check = "import minifsdp; minifsdp.zero.stage1, minifsdp.instruments.launch.launch, minifsdp.fsdp2.hooks"
     done = subprocess.run([sys.executable, "-c", check], check=False)
     assert done.returncode == 0, "a check's answer finds them, whether an earlier check has imported them or not"
     assert not hasattr(minifsdp, "zero4")
@@ -160,12 +200,8 @@ def test_the_lesson_imports_nothing_that_only_a_drop_in_needs():
 
 def test_no_circle_of_imports():
     """Neither of imports for types alone, nor of imports inside functions."""
-    files = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in UPSTAIRS + COURSE}
-    left = {module: imports(path) & files.keys() - {module} for module, path in files.items()}
-    while free := [module for module, theirs in left.items() if not theirs & left.keys()]:
-        for module in free:
-            del left[module]
-    assert not left
+    files = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES}
+    assert not circle({module: imports(path) & files.keys() for module, path in files.items()})
 
 
 def flats_in(path: Path) -> list[int]:
@@ -175,13 +211,22 @@ def flats_in(path: Path) -> list[int]:
 
 def test_nothing_above_a_unit_knows_what_it_is_made_of():
     """State dicts, clipping, names and descriptions ask its contents; only its own parts see the flat parameter."""
-    above = [*PACKAGE.glob("checkpoint/*.py"), *PACKAGE.glob("course/**/*.py"), *PACKAGE.glob("fsdp/torch_api/**/*.py")]
+    above = [*PACKAGE.glob("checkpoint/*.py"), *INSTRUMENTS, *COURSE, *PACKAGE.glob("fsdp/torch_api/**/*.py")]
     asking = {name(path): lines for path in above if (lines := flats_in(path))}
     assert asking.keys() == {"fsdp/torch_api/original_params.py"}  # a view, which is a part of a unit
 
 
 SUBJECT_LAST = re.compile(r"(What|Those|Whether|Which|Who|Whose|Where|When|How)\b")
-PROSE = ("checkpoint", "cost", "course", "ddp", "fsdp", "pipeline", "zero")  # and the modules beside them
+PROSE = (
+    "checkpoint",
+    "cost",
+    "course",
+    "ddp",
+    "fsdp",
+    "instruments",
+    "pipeline",
+    "zero",
+)  # and the modules beside them
 
 
 def docstrings(path: Path) -> list[str]:

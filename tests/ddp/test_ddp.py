@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm, device
-from minifsdp.course.launch import launch
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP, OverlappedDDP
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.watch.ledger import Ledger
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -13,8 +13,8 @@ from on_ranks import Checks
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.ddp import DistributedDataParallel
+from minifsdp.instruments.watch.ledger import Ledger
 
 check = Checks(__name__)
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm, device
-from minifsdp.course.launch import launch
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.ddp import OverlappedDDP
 from minifsdp.ddp.bucketed import assign_buckets
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.watch.ledger import Ledger
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -16,9 +16,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel as Theirs
 
 from minifsdp import comm
-from minifsdp.course.launch import launch
 from minifsdp.ddp import DistributedDataParallel as Ours
 from minifsdp.ddp import NaiveDDP
+from minifsdp.instruments.launch import launch
 
 check = Checks(__name__)
 

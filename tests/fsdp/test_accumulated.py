@@ -15,9 +15,9 @@ from on_ranks import Checks
 from torch import Tensor, nn
 
 from minifsdp.cost.data_parallel import Setting, accumulated
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from minifsdp.grad_scaler import ShardedGradScaler
+from minifsdp.instruments.watch.ledger import Ledger
 
 check = Checks(__name__)
 

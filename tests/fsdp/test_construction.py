@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from minifsdp import comm
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.flat_param import FlatParameter, Place, find_parameters
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from minifsdp.fsdp.torch_api.construct import find_device
 from minifsdp.fsdp.torch_api.ignored import Ignored
 from minifsdp.fsdp.torch_api.policies import CustomPolicy
+from minifsdp.instruments.watch.ledger import Ledger
 from minifsdp.layout import Layout
 from minifsdp.unwritten import is_unwritten, mark_unwritten
 

@@ -15,10 +15,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFsdp
 from torch.distributed.fsdp import ShardingStrategy as TorchStrategy
 
 from minifsdp import comm
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
 from minifsdp.fsdp import MixedPrecision, ModuleWrapPolicy, ShardingStrategy
 from minifsdp.fsdp.torch_api import comm_hooks
+from minifsdp.instruments.watch.ledger import Ledger
 
 check = Checks(__name__)
 

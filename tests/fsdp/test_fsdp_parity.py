@@ -29,7 +29,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import device
-from minifsdp.course.launch import launch
 from minifsdp.fsdp import (
     BackwardPrefetch,
     FullyShardedDataParallel,
@@ -41,6 +40,7 @@ from minifsdp.fsdp import (
 )
 from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.unit import SHARDED
+from minifsdp.instruments.launch import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

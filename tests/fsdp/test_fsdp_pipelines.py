@@ -12,7 +12,6 @@ from on_ranks import Checks
 from torch import Tensor, nn
 
 from minifsdp import comm
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import (
     FullyShardedDataParallel as Fsdp,
 )
@@ -26,6 +25,7 @@ from minifsdp.fsdp import (
     SyncSchedule,
 )
 from minifsdp.fsdp.schedules.host import HostSchedule
+from minifsdp.instruments.watch.ledger import Ledger
 
 check = Checks(__name__)
 

@@ -26,9 +26,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.func import functional_call
 
 from minifsdp import device
-from minifsdp.course.launch import launch
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.unit import SHARDED
+from minifsdp.instruments.launch import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -26,8 +26,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm
-from minifsdp.course.launch import report
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import (
     BackwardPrefetch,
     FullyShardedDataParallel,
@@ -38,6 +36,8 @@ from minifsdp.fsdp import (
     SyncSchedule,
 )
 from minifsdp.fsdp.unit import SHARDED
+from minifsdp.instruments.launch import report
+from minifsdp.instruments.watch.ledger import Ledger
 
 check = Checks(__name__)
 

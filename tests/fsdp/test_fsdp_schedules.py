@@ -14,8 +14,6 @@ from torch import nn
 
 from minifsdp import comm, device
 from minifsdp.cost.data_parallel import SGD, Setting, fsdp
-from minifsdp.course.launch import launch
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.flat_param import find_parameters
 from minifsdp.fsdp import (
     BackwardPrefetch,
@@ -30,6 +28,8 @@ from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.schedules.host import HostSchedule
 from minifsdp.fsdp.unit import State, Unit
 from minifsdp.fsdp.view import View
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.watch.ledger import Ledger
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

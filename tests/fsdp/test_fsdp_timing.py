@@ -16,11 +16,11 @@ import torch.distributed as dist
 from minifsdp import comm
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.launch import launch
-from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_first
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, SyncSchedule
 from minifsdp.fsdp.unit import Unit
 from minifsdp.fsdp.view import View
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.link.emulated import EmulatedLink, let_communication_go_first
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -27,11 +27,11 @@ from torch.utils import backend_registration
 
 from minifsdp import device, from_rank_0
 from minifsdp.course.ladder.rungs import RUNGS, Trainer
-from minifsdp.course.warm.client import server
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from minifsdp.gpt import GPT
 from minifsdp.grad_scaler import ShardedGradScaler
+from minifsdp.instruments.warm.client import server
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
 STEPS = 2

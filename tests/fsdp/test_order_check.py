@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from minifsdp import comm
-from minifsdp.course.launch import RankError, launch
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from minifsdp.instruments.launch import RankError, launch
 from minifsdp.order import Order, order_of
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 

@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler as TorchsScaler
 
 from minifsdp import comm, device
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ModuleWrapPolicy, ShardingStrategy
 from minifsdp.grad_scaler import ShardedGradScaler
+from minifsdp.instruments.watch.ledger import Ledger
 
 check = Checks(__name__)
 

@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm
-from minifsdp.course.launch import launch
 from minifsdp.fsdp import (
     FullyShardedDataParallel,
     MixedPrecision,
@@ -29,6 +28,7 @@ from minifsdp.fsdp import (
     register_fsdp_forward_method,
 )
 from minifsdp.fsdp.unit import SHARDED, UNSHARDED
+from minifsdp.instruments.launch import launch
 
 check = Checks(__name__)
 

@@ -14,10 +14,10 @@ from on_ranks import Checks
 from torch import Tensor, nn
 
 from minifsdp import comm
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, SyncSchedule
 from minifsdp.fsdp.schedules.host import HostSchedule
 from minifsdp.fsdp.shard import shard
+from minifsdp.instruments.watch.ledger import Ledger
 
 check = Checks(__name__)
 

@@ -28,10 +28,10 @@ from torch.distributed.checkpoint import CheckpointException
 from transformers_models import MODELS, TIED, WITH_TEXT, batch, import_before_launch, plain
 
 from minifsdp.checkpoint import get_state_dict, set_state_dict
-from minifsdp.course.launch import launch
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
 from minifsdp.fsdp import MixedPrecision, ModuleWrapPolicy, OptimStateKeyType
 from minifsdp.fsdp.unit import SHARDED
+from minifsdp.instruments.launch import launch
 
 if importlib.util.find_spec("transformers") is None:
     pytest.skip("needs transformers", allow_module_level=True)

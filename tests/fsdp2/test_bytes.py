@@ -14,7 +14,7 @@ from minifsdp import device
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings, measure_memory
 from minifsdp.course.ladder.rungs import RUNGS, closed_form_setting, sizes_of
-from minifsdp.course.launch import launch, rank_device
+from minifsdp.instruments.launch import launch, rank_device
 
 SIZES: list[dict[str, Any]] = [
     {"layers": 3, "width": 35},

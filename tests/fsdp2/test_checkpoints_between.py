@@ -21,9 +21,9 @@ from beside_torch import gpt, ours, shard_blocks, theirs
 from torch.distributed.checkpoint import state_dict as torch_s
 
 from minifsdp import checkpoint as our_s
-from minifsdp.course.launch import launch
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
 from minifsdp.gpt import Block
+from minifsdp.instruments.launch import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -1,4 +1,4 @@
-"""`minifsdp.course.describe` of a model under `fully_shard`: its numbers are what the ledger then measures."""
+"""`minifsdp.instruments.describe` of a model under `fully_shard`: its numbers are what the ledger then measures."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from minifsdp.course.launch import launch
-from minifsdp.course.watch.description import Prediction, describe
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp2 import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from minifsdp.gpt import GPT
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.watch.description import Prediction, describe
+from minifsdp.instruments.watch.ledger import Ledger
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -23,11 +23,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp2 import clip_grad_norm_
 from minifsdp.fsdp2.view import InPlaceView
 from minifsdp.gpt import Block
+from minifsdp.instruments.watch.ledger import Ledger
 from minifsdp.local_parts import local_of
 
 check = Checks(__name__)

@@ -13,7 +13,7 @@ from beside_torch import batch, gpt, ours, shard_blocks, theirs
 from torch.distributed.device_mesh import init_device_mesh
 from torchs_calls import GATHER, REDUCTION, torchs_calls
 
-from minifsdp.course.launch import launch
+from minifsdp.instruments.launch import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

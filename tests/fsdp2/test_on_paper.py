@@ -13,15 +13,15 @@ from torch import Tensor
 
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import RUNGS
-from minifsdp.course.launch import launch
-from minifsdp.course.machine import A100, record_steps, replay
-from minifsdp.course.machine.program import Program
-from minifsdp.course.machine.replay import Run
 from minifsdp.fsdp import PrefetchSchedule
 from minifsdp.fsdp2 import Held, Recorded, use_schedule
 from minifsdp.fsdp2.hooks import state_of
 from minifsdp.fsdp2.prefetch import ListedPrefetch
 from minifsdp.gpt import GPT
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.machine import A100, record_steps, replay
+from minifsdp.instruments.machine.program import Program
+from minifsdp.instruments.machine.replay import Run
 from minifsdp.trainer import Trainer
 
 SETTINGS = Settings(ranks=2, layers=5, width=128)

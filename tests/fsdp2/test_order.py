@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from minifsdp import fsdp2
-from minifsdp.course.launch import RankError, launch
+from minifsdp.instruments.launch import RankError, launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

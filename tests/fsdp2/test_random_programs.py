@@ -20,7 +20,7 @@ from beside_torch import ours, theirs
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from minifsdp.course.launch import launch
+from minifsdp.instruments.launch import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

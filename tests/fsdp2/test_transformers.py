@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers_models import MODELS, batch, import_before_launch, plain
 
 import minifsdp.fsdp2 as ours
-from minifsdp.course.launch import launch
+from minifsdp.instruments.launch import launch
 
 if importlib.util.find_spec("transformers") is None:
     pytest.skip("needs transformers", allow_module_level=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from on_gpu import Way, reason_to_skip, sum_over_ranks
 
-from minifsdp.course.launch import RankError
+from minifsdp.instruments.launch import RankError
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from minifsdp.course.launch import rank_device
+from minifsdp.instruments.launch import rank_device
 
 
 class Size(NamedTuple):

@@ -20,8 +20,8 @@ from on_ranks import Checks
 
 from minifsdp import device
 from minifsdp.course.ladder.measure import align
-from minifsdp.course.launch import RankError, launch, rank_device, report
-from minifsdp.course.launch.world import Backend, World, choose_world
+from minifsdp.instruments.launch import RankError, launch, rank_device, report
+from minifsdp.instruments.launch.world import Backend, World, choose_world
 
 Figures = dict[str, float]
 

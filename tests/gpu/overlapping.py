@@ -18,9 +18,9 @@ from torch.optim import SGD
 
 from minifsdp import comm, device
 from minifsdp.comm import Call
-from minifsdp.course.launch import rank_device
-from minifsdp.course.link.emulated import EmulatedLink
 from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.instruments.launch import rank_device
+from minifsdp.instruments.link.emulated import EmulatedLink
 
 REPEATS = 5
 UNBOUNDED = 1e15  # bytes per second: of a message only its latency counts

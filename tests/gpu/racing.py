@@ -28,7 +28,6 @@ from torch.optim import SGD
 
 from minifsdp import comm, device
 from minifsdp.course.ladder.rungs import Trainer
-from minifsdp.course.launch import rank_device
 from minifsdp.fsdp import (
     FullyShardedDataParallel,
     OverlapSchedule,
@@ -37,6 +36,7 @@ from minifsdp.fsdp import (
     SyncSchedule,
 )
 from minifsdp.gpt import Block
+from minifsdp.instruments.launch import rank_device
 
 SCHEDULES: dict[str, Any] = {
     "sync": SyncSchedule,

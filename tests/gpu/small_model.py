@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from minifsdp import comm
+from minifsdp.batch import Batch
 from minifsdp.checkpoint import StateDictOptions, get_model_state_dict
 from minifsdp.course.ladder import data
-from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.rungs import Trainer
-from minifsdp.course.launch import rank_device
 from minifsdp.gpt import GPT
+from minifsdp.instruments.launch import rank_device
 
 STEPS, BATCH, CONTEXT, LAYERS = 5, 12, 16, 2
 RATE = 0.1  # of SGD, whose steps are as large as the gradients: Adam would hide that they are a sum and no mean

@@ -18,8 +18,8 @@ from small_model import batches, make_model, my_share, sgd, step
 
 from minifsdp import device
 from minifsdp.course.ladder.rungs import RUNGS, Trainer
-from minifsdp.course.launch import rank_device
-from minifsdp.course.watch.ledger import Ledger
+from minifsdp.instruments.launch import rank_device
+from minifsdp.instruments.watch.ledger import Ledger
 
 pytestmark = ON_GPU
 check = GpuChecks(__name__)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from on_gpu import ON_GPU
 
-from minifsdp.course.watch.cuda_memory import MemoryHistory
+from minifsdp.instruments.watch.cuda_memory import MemoryHistory
 
 pytestmark = ON_GPU
 MIB = 2**20

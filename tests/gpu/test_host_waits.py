@@ -22,9 +22,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from trace_counts import ITEM, host_waits
 
 from minifsdp import device
-from minifsdp.course.ladder.data import Batch
+from minifsdp.batch import Batch
 from minifsdp.course.ladder.rungs import RUNGS, Trainer
-from minifsdp.course.launch import rank_device
+from minifsdp.instruments.launch import rank_device
 
 pytestmark = ON_GPU
 check = GpuChecks(__name__)

@@ -20,8 +20,8 @@ from on_gpu import ON_GPU, Figures, GpuChecks, Way
 from torch.optim import SGD
 
 from minifsdp import device
-from minifsdp.course.launch import rank_device
 from minifsdp.fsdp import FullyShardedDataParallel, PrefetchSchedule, RateLimitedSchedule
+from minifsdp.instruments.launch import rank_device
 
 pytestmark = ON_GPU
 check = GpuChecks(__name__, seconds=160)

@@ -27,13 +27,13 @@ from torch.distributed.fsdp import MixedPrecision as TorchsPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy as TorchsPolicy
 
 from minifsdp import build
-from minifsdp.course.ladder.data import Batch
+from minifsdp.batch import Batch
 from minifsdp.course.ladder.rungs import RUNGS, Trainer, plain
-from minifsdp.course.launch import rank_device
 from minifsdp.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
 from minifsdp.gpt import Block
 from minifsdp.grad_scaler import ShardedGradScaler
+from minifsdp.instruments.launch import rank_device
 
 pytestmark = ON_GPU
 check = GpuChecks(__name__)

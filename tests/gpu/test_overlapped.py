@@ -11,8 +11,8 @@ from heavy_model import Size
 from on_gpu import ON_GPU, Figures, GpuChecks, Way
 from overlapping import measure
 
-from minifsdp.course.launch import rank_device
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, SyncSchedule
+from minifsdp.instruments.launch import rank_device
 
 pytestmark = ON_GPU
 check = GpuChecks(__name__)

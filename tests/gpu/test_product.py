@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from minifsdp import comm, device, process_groups
 from minifsdp.checkpoint import StateDictOptions, get_state_dict, set_state_dict
 from minifsdp.course.ladder.rungs import Trainer, plain
-from minifsdp.course.launch import rank_device
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
 from minifsdp.fsdp import MixedPrecision, ShardingStrategy
 from minifsdp.gpt import GPT, Block
+from minifsdp.instruments.launch import rank_device
 
 pytestmark = ON_GPU
 check = GpuChecks(__name__)

@@ -103,7 +103,7 @@ def test_a_text_is_what_it_was_when_it_imports_from_another_place() -> None:
 
 
 def test_what_a_package_hands_on_counts_where_it_is_defined() -> None:
-    text = "from minifsdp import comm\nfrom minifsdp.course.launch import launch\nfrom torch import nn"
+    text = "from minifsdp import comm\nfrom minifsdp.instruments.launch import launch\nfrom torch import nn"
     (comm, everything), (launch, name) = called.imported(text)
     assert (comm.name, everything, name) == ("comm.py", None, "launch")
     assert "def launch(" in launch.read_text()

@@ -23,21 +23,21 @@ from jupyter_client.provisioning import local_provisioner
 
 from minifsdp.course import cli
 from minifsdp.course.cli import lab as command
-from minifsdp.course.doctor.versions import versions
-from minifsdp.course.system.housekeeping import TREE
-from minifsdp.course.system.scratch import remove_abandoned
 from minifsdp.course.workshop import batch, copies, results
 from minifsdp.course.workshop.references import find_reference
+from minifsdp.instruments.system.housekeeping import TREE
+from minifsdp.instruments.system.scratch import remove_abandoned
+from minifsdp.instruments.system.versions import versions
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SECONDS = 120  # of patience, on a machine that is busy with much else
 
 DRAW = "from IPython.display import Image, display\ndisplay(Image(bytes([137]) + b'PNG\\r\\n\\x1a\\n', format='png'))"
-TRACE = "from minifsdp.course.watch.trace import record_trace\nwith record_trace('own.json'):\n    pass"
+TRACE = "from minifsdp.instruments.watch.trace import record_trace\nwith record_trace('own.json'):\n    pass"
 EXERCISE = "from minifsdp.course.workshop import exercise"
 STUCK = """
 import time
-from minifsdp.course.launch import launch
+from minifsdp.instruments.launch import launch
 def wait():
     time.sleep(600)
 launch(wait, 2, timeout=600)

@@ -199,7 +199,7 @@ class TestPaper:
 
     def test_no_sentence_stands_alone(self) -> None:
         paths = [*(ROOT / "labs/src").glob("*.py"), *(ROOT / "slides").glob("*.md"), ROOT / "docs/sources.md"]
-        paths += [ROOT / "minifsdp/course/machine/shapes.py"]
+        paths += [ROOT / "minifsdp/instruments/machine/shapes.py"]
         found = []
         for path in paths:
             text = path.read_text()

@@ -21,7 +21,6 @@ import pytest
 from commands_in_forks import minifsdp
 
 from minifsdp.course import cli
-from minifsdp.course.warm.client import server
 from minifsdp.course.workshop import handed_in, marking
 from minifsdp.course.workshop.catalogue import cells_with, setup_of, stubs_of
 from minifsdp.course.workshop.copies import fresh
@@ -30,6 +29,7 @@ from minifsdp.course.workshop.process import MIB, Limits, run_check
 from minifsdp.course.workshop.references import find_reference
 from minifsdp.course.workshop.submission import Submission
 from minifsdp.course.workshop.verdict import Verdict, of_result
+from minifsdp.instruments.warm.client import server
 
 RIGHT = find_reference("4.1").source
 PATIENT = Limits(seconds=120)
@@ -136,7 +136,7 @@ def test_a_result_that_the_answer_wrote_is_none(tmp_path: Path) -> None:
 
 
 DEADLOCK = (
-    "from minifsdp.course.launch import launch",
+    "from minifsdp.instruments.launch import launch",
     "def step():",
     "    import torch, torch.distributed as dist",
     "    dist.recv(torch.ones(1), 1) if dist.get_rank() == 0 else dist.all_reduce(torch.ones(1))",

@@ -25,12 +25,12 @@ import psutil
 import pytest
 from all_ran import draw, rest_of
 
-from minifsdp.course.system.housekeeping import TREE
-from minifsdp.course.warm.client import Process
 from minifsdp.course.workshop.catalogue import EXERCISE, all_labs, labs_folder, setup_of, shipped_notebook, tags_of
 from minifsdp.course.workshop.references import find_reference, lab_references
 from minifsdp.course.workshop.store import Store
 from minifsdp.course.workshop.submission import Submission
+from minifsdp.instruments.system.housekeeping import TREE
+from minifsdp.instruments.warm.client import Process
 
 SECONDS = 600  # for one notebook, on a machine that is busy with much else
 MARK = "MINIFSDP_TEST_NOTEBOOK"

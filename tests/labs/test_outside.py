@@ -14,10 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from minifsdp.course.launch import launch, local
-from minifsdp.course.launch import start as launch_start
-from minifsdp.course.system import resources
-from minifsdp.course.warm.client import Server, server
 from minifsdp.course.workshop import child, notebook, outside, process
 from minifsdp.course.workshop.catalogue import setup_of
 from minifsdp.course.workshop.outside import unless_from_outside
@@ -26,6 +22,10 @@ from minifsdp.course.workshop.references import find_reference, lab_of
 from minifsdp.course.workshop.store import Store
 from minifsdp.course.workshop.submission import Submission
 from minifsdp.course.workshop.verdict import Verdict, of_result
+from minifsdp.instruments.launch import launch, local
+from minifsdp.instruments.launch import start as launch_start
+from minifsdp.instruments.system import resources
+from minifsdp.instruments.warm.client import Server, server
 
 
 def answer(exercise: str, *first: str) -> Submission:

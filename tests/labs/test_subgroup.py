@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 
 from minifsdp import comm
-from minifsdp.course.launch import RankError
 from minifsdp.course.workshop import comparing
 from minifsdp.course.workshop.catalogue import all_labs
 from minifsdp.course.workshop.cells import define
 from minifsdp.course.workshop.checking import AnswerError, _has_group, checking, expect, on_ranks
 from minifsdp.course.workshop.references import find_reference, lab_references
 from minifsdp.course.workshop.subgroup import as_in_the_group, has_room
+from minifsdp.instruments.launch import RankError
 
 SETUP = "import torch.distributed as dist\nfrom minifsdp import comm\nfrom minifsdp.course.workshop import exercise\n"
 WITH_A_GROUP = ["1.1", "1.2", "1.3", "1.4", "1.5", "1.6", "1.7", "1.8", "2.1", "2.3", "3.3", "3.4", "3.5", "5.2", "5.4"]

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from minifsdp import ring
-from minifsdp.course.warm.client import server
 from minifsdp.course.workshop import checking, earlier, exercise, hint, notebook, outcome, predict, process, yours
 from minifsdp.course.workshop.catalogue import setup_of
 from minifsdp.course.workshop.checking import AnswerError, expect, on_ranks, same
@@ -21,6 +20,7 @@ from minifsdp.course.workshop.references import Reference, find_reference, forbi
 from minifsdp.course.workshop.store import Store
 from minifsdp.course.workshop.submission import Submission
 from minifsdp.course.workshop.verdict import Verdict
+from minifsdp.instruments.warm.client import server
 
 STUB = """
 @exercise("4.1")

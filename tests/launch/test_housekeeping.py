@@ -15,8 +15,8 @@ from marked import marked, within
 
 from minifsdp.course import cli
 from minifsdp.course.cli import processes
-from minifsdp.course.system.housekeeping import SERVER, Found, end_processes, find_processes
 from minifsdp.course.workshop.references import find_reference
+from minifsdp.instruments.system.housekeeping import SERVER, Found, end_processes, find_processes
 
 
 def found(word: str) -> dict[str, Found]:
@@ -37,7 +37,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 SCRIPT = """
 import os, sys, time
-from minifsdp.course.launch import launch
+from minifsdp.instruments.launch import launch
 
 def busy(escapes):
     if os.environ["RANK"] == "1" and escapes and os.fork() == 0:
@@ -159,10 +159,12 @@ def kernel(marker: str, tmp_path: Path) -> Iterator[Kernel]:
 
 HANG = """
 import time
-from minifsdp.course.launch import launch
+from minifsdp.instruments.launch import launch
 launch(time.sleep, 2, 1000.0, timeout=1000)
 """
-RANKS = "import torch.distributed as dist\nfrom minifsdp.course.launch import launch\nprint(launch(dist.get_rank, 2))"
+RANKS = (
+    "import torch.distributed as dist\nfrom minifsdp.instruments.launch import launch\nprint(launch(dist.get_rank, 2))"
+)
 SETUP = "# set-up\nimport torch\nfrom torch import Tensor\nfrom minifsdp.course.workshop import exercise"
 LOOPS = '@exercise("4.1")\ndef pad_and_chunk(flat, ranks):\n    while True: pass'
 RIGHT = f'@exercise("4.1")\n{find_reference("4.1").source}'

@@ -29,13 +29,14 @@ from commands_in_forks import run_python, start_fork, torchrun
 from torch.utils.data import DataLoader, Dataset
 
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.launch import RankError, answers, launch, local, report
-from minifsdp.course.launch.errors import Failure, rank_error
-from minifsdp.course.launch.inside import pickled
-from minifsdp.course.link.carriers import Transfer
-from minifsdp.course.warm import client
-from minifsdp.course.warm.client import server
-from minifsdp.course.warm.needs import PICTURES_NEED, RANKS_NEED, RANKS_USE
+from minifsdp.course.needs import PICTURES_NEED, RANKS_USE
+from minifsdp.instruments.launch import RankError, answers, launch, local, report
+from minifsdp.instruments.launch.errors import Failure, rank_error
+from minifsdp.instruments.launch.inside import pickled
+from minifsdp.instruments.link.carriers import Transfer
+from minifsdp.instruments.warm import client
+from minifsdp.instruments.warm.client import server
+from minifsdp.instruments.warm.needs import RANKS_NEED
 
 LAUNCHER = str(Path(local.__file__).parent)
 
@@ -464,7 +465,7 @@ def test_interrupt_ends_the_ranks_and_leaves_this_process_usable() -> None:
 
 SCRIPT = """
 import os, subprocess, sys, time
-from minifsdp.course.launch import launch
+from minifsdp.instruments.launch import launch
 print("main")  # a second time if a rank imported this script
 class Here: pass
 def busy():
@@ -528,7 +529,7 @@ def _marked(marker: str) -> list[psutil.Process]:
 SPMD_SCRIPT = """
 import json, os, sys, time
 import torch, torch.distributed as dist
-from minifsdp.course.launch import RankError, launch, report
+from minifsdp.instruments.launch import RankError, launch, report
 
 rank, log, heard = int(os.environ["RANK"]), {}, []
 
@@ -607,7 +608,7 @@ def test_spmd_runs_in_the_ranks_of_torchrun(tmp_path: Path) -> None:
 
 ONE_RAISES = """
 import os, sys, time
-from minifsdp.course.launch import RankError, launch, spmd
+from minifsdp.instruments.launch import RankError, launch, spmd
 
 join_group, began = spmd.join_group, time.monotonic()
 

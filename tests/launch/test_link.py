@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from minifsdp import comm
 from minifsdp.comm import Call
-from minifsdp.course.launch import launch
-from minifsdp.course.link.emulated import EmulatedLink, HostLinks, Transfer, parse_link
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.link.emulated import EmulatedLink, HostLinks, Transfer, parse_link
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

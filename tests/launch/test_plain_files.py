@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minifsdp.course.system.plain_files import read_plain
+from minifsdp.instruments.system.plain_files import read_plain
 
 
 def test_a_plain_file_up_to_the_limit(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from minifsdp.course.system import scratch
-from minifsdp.course.system.scratch import remove_abandoned, scratch_folder
+from minifsdp.instruments.system import scratch
+from minifsdp.instruments.system.scratch import remove_abandoned, scratch_folder
 
 MAKES_ONE = """
 import sys, time
-from minifsdp.course.system.scratch import scratch_folder
+from minifsdp.instruments.system.scratch import scratch_folder
 with scratch_folder() as folder:
     (folder / "nested").mkdir()
     (folder / "nested" / "file").touch()
@@ -125,7 +125,7 @@ def test_where_there_are_no_locks_nothing_is_removed_but_by_its_program(
 
 
 AT_ONCE = """
-from minifsdp.course.system.scratch import scratch_folder
+from minifsdp.instruments.system.scratch import scratch_folder
 for number in range(100):
     with scratch_folder() as folder:
         (folder / "file").write_text(str(number))

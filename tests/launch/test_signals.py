@@ -16,9 +16,9 @@ import pytest
 
 from minifsdp.course import cli, doctor
 from minifsdp.course.cli.signals import ENDING, cleaning_up
-from minifsdp.course.launch.world import choose_world
 from minifsdp.course.workshop import batch, catalogue, copies, marking, saved
 from minifsdp.course.workshop.references import find_reference
+from minifsdp.instruments.launch.world import choose_world
 
 # A signal at the import of a module; the C code of torch imports numpy, and clears what that raises.
 AT_IMPORT = """

@@ -14,8 +14,8 @@ import torch
 
 from minifsdp import device
 from minifsdp.comm import Call
-from minifsdp.course.link.carriers import Transfer
-from minifsdp.course.link.stream_carrier import StreamCarrier
+from minifsdp.instruments.link.carriers import Transfer
+from minifsdp.instruments.link.stream_carrier import StreamCarrier
 
 MIB = 2**20
 IDLE, BOOST = 345e6, 1980e6  # cycles per second of a GPU that has nothing to do, and of one that has

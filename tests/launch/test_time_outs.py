@@ -12,8 +12,8 @@ from commands_in_forks import start_fork
 from marked import marked, within
 from nbformat.v4 import new_code_cell, new_notebook
 
-from minifsdp.course.system.housekeeping import TREE
-from minifsdp.course.warm.client import Process
+from minifsdp.instruments.system.housekeeping import TREE
+from minifsdp.instruments.warm.client import Process
 
 LIMIT = 8  # seconds for a cell
 PATIENCE = 120  # seconds until torch is imported on a busy machine: as many cells that do not run out of time
@@ -25,7 +25,7 @@ from pathlib import Path
 
 def prepare():
     global launch
-    from minifsdp.course.launch import launch
+    from minifsdp.instruments.launch import launch
     launch(int, 1)
 
 preparing = threading.Thread(target=prepare)

@@ -16,11 +16,12 @@ import psutil
 import pytest
 from marked import within
 
-from minifsdp.course.system.housekeeping import LABEL, SERVER, TREE, label
-from minifsdp.course.warm import beside, client
-from minifsdp.course.warm.client import Process, Server
-from minifsdp.course.warm.needs import PICTURES_NEED, RANKS_NEED, RANKS_USE
-from minifsdp.course.warm.server import PATIENCE
+from minifsdp.course.needs import PICTURES_NEED, RANKS_USE
+from minifsdp.instruments.system.housekeeping import LABEL, SERVER, TREE, label
+from minifsdp.instruments.warm import beside, client
+from minifsdp.instruments.warm.client import Process, Server
+from minifsdp.instruments.warm.needs import RANKS_NEED
+from minifsdp.instruments.warm.server import PATIENCE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 
@@ -182,7 +183,7 @@ def test_nobody_else_can_reach_it(server: Server, tmp_path: Path, monkeypatch: p
 
 SCRIPT = """
     import os, sys, time
-    from minifsdp.course.warm.client import server
+    from minifsdp.instruments.warm.client import server
     sys.path.insert(0, os.getcwd())
     process = server.ask("waits", time.sleep, 1000, needs={needs})
     print(server.process.pid, flush=True)
@@ -224,8 +225,8 @@ def is_gone(process: psutil.Process) -> bool:
 
 IN_A_FOLDER = """
     import os, sys, time
-    from minifsdp.course.warm.client import server
-    from minifsdp.course.system.scratch import scratch_folder
+    from minifsdp.instruments.warm.client import server
+    from minifsdp.instruments.system.scratch import scratch_folder
     with scratch_folder() as folder:
         server.prepare({needs})
         (folder / "nested").mkdir()
@@ -294,7 +295,7 @@ def run_script(script: str, *redirections: str) -> str:
 
 START = """
     import os, pathlib, signal, sys
-    from minifsdp.course.warm.client import server
+    from minifsdp.instruments.warm.client import server
     def ended():
         process = server.start("nothing", os._exit, 7, needs=())
         code = process.wait(20)
@@ -324,7 +325,7 @@ def test_it_serves_a_program_with(before: str, redirections: tuple[str, ...]) ->
 STOPPED = """
     import os, signal, sys, time
     import psutil
-    from minifsdp.course.warm import beside, client
+    from minifsdp.instruments.warm import beside, client
     client.LONGEST_START = 0.5
     client.server.prepare(())
     stopped = client.server.process.pid
@@ -355,7 +356,7 @@ def test_one_that_is_stopped_costs_nobody_else_his_life_and_is_replaced() -> Non
 KILLED = """
     import os, signal, sys, threading, time
     import psutil
-    from minifsdp.course.warm.client import server
+    from minifsdp.instruments.warm.client import server
     start = threading.Thread(target=server.start, args=("nothing", os._exit, 7), kwargs=dict(needs=()))
     (start.start(), start.join()) if {in_a_thread} else start.run()
     while len(os.listdir("/proc/self/task")) > 1:  # a thread's end, too, lets go on what it has started
@@ -382,7 +383,7 @@ def test_one_that_is_stopped_ends_with_its_killed_program(in_a_thread: bool) -> 
 
 STOPPED_EARLY = """
     import os, signal, subprocess, time
-    from minifsdp.course.warm.client import server
+    from minifsdp.instruments.warm.client import server
     class Stopped(subprocess.Popen):
         def __init__(self, *args, **settings):
             super().__init__(*args, **settings)
@@ -410,7 +411,7 @@ def test_one_that_is_stopped_before_it_has_done_anything_ends_with_its_killed_pr
 
 INTERRUPTED = """
     import os, signal, sys
-    from minifsdp.course.warm.client import server
+    from minifsdp.instruments.warm.client import server
     server.prepare(())
     stopped = server.process.pid
     os.kill(stopped, signal.SIGSTOP)
@@ -437,7 +438,7 @@ print(oct(os.umask(0)), os.nice(0), len(os.sched_getaffinity(0)), limits)
 """
 CHANGED = """
     import os, resource, sys
-    from minifsdp.course.warm.client import server
+    from minifsdp.instruments.warm.client import server
     out = int(sys.argv[1])
     def told():
         process = server.start("tells", exec, {tell!r}, {{}}, stdio=(0, out, 2), needs=())

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from minifsdp.course.system import whole_files
-from minifsdp.course.system.whole_files import UndeliveredError, delivering, write_new, write_whole
+from minifsdp.instruments.system import whole_files
+from minifsdp.instruments.system.whole_files import UndeliveredError, delivering, write_new, write_whole
 
 RECORD = {"loss": 1.0}
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from commands_in_forks import torchrun
 
 from minifsdp import comm, gloo
-from minifsdp.course.launch import launch, rank_device, spmd, world
-from minifsdp.course.launch.group import join_group, set_sharing
-from minifsdp.course.launch.world import World, choose_world
+from minifsdp.instruments.launch import launch, rank_device, spmd, world
+from minifsdp.instruments.launch.group import join_group, set_sharing
+from minifsdp.instruments.launch.world import World, choose_world
 
 
 @pytest.fixture(autouse=True)
@@ -240,7 +240,7 @@ def test_ranks_that_choose_differently_say_so(tmp_path: Path):
     script = """
         import os, sys, torch
         import torch.distributed as dist
-        from minifsdp.course.launch import launch, RankError
+        from minifsdp.instruments.launch import launch, RankError
         dist.is_nccl_available = lambda: True
         torch.cuda.device_count = lambda: 2 * int(os.environ["RANK"])
         try:

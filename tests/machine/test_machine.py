@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from minifsdp.comm import Call
-from minifsdp.course.machine import A100, Block, CachingAllocator, DeviceMemoryError, Program, Run, replay
-from minifsdp.course.machine.hardware import Measured
-from minifsdp.course.machine.hazards import Hazards
-from minifsdp.course.machine.program import (
+from minifsdp.instruments.machine import A100, Block, CachingAllocator, DeviceMemoryError, Program, Run, replay
+from minifsdp.instruments.machine.hardware import Measured
+from minifsdp.instruments.machine.hazards import Hazards
+from minifsdp.instruments.machine.program import (
     COMPUTE,
     DEVICE,
     Allocate,
@@ -27,7 +27,7 @@ from minifsdp.course.machine.program import (
     Wait,
     WaitEvent,
 )
-from minifsdp.course.machine.queues import Queues
+from minifsdp.instruments.machine.queues import Queues
 
 MIB = 2**20
 SIDE, OTHER = 1, 2  # streams beside the compute stream

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minifsdp.course.machine import Block, CachingAllocator, DeviceMemoryError
+from minifsdp.instruments.machine import Block, CachingAllocator, DeviceMemoryError
 
 KIB, MIB = 2**10, 2**20
 HERE, THERE, ELSEWHERE = 0, 1, 2  # streams

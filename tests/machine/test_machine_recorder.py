@@ -21,9 +21,17 @@ from minifsdp.comm import Call
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings, take_step
 from minifsdp.course.ladder.rungs import Trainer
-from minifsdp.course.launch import launch
-from minifsdp.course.machine import A100, Program, Recorder, record_on_paper, record_steps, replay
-from minifsdp.course.machine.program import (
+from minifsdp.fsdp import (
+    FullyShardedDataParallel,
+    OverlapSchedule,
+    PrefetchSchedule,
+    RateLimitedSchedule,
+    SyncSchedule,
+)
+from minifsdp.gpt import Block
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.machine import A100, Program, Recorder, record_on_paper, record_steps, replay
+from minifsdp.instruments.machine.program import (
     COMPUTE,
     Allocate,
     Free,
@@ -35,15 +43,7 @@ from minifsdp.course.machine.program import (
     Synchronize,
     WaitEvent,
 )
-from minifsdp.course.watch.ledger import Ledger, Peak
-from minifsdp.fsdp import (
-    FullyShardedDataParallel,
-    OverlapSchedule,
-    PrefetchSchedule,
-    RateLimitedSchedule,
-    SyncSchedule,
-)
-from minifsdp.gpt import Block
+from minifsdp.instruments.watch.ledger import Ledger, Peak
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -17,19 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm, process_groups
 from minifsdp.course.ladder.rungs import Trainer
-from minifsdp.course.machine import A100, Program, record_steps, replay
-from minifsdp.course.machine.paper import PaperGroup
-from minifsdp.course.machine.program import (
-    COMPUTE,
-    STEP,
-    Instruction,
-    Issue,
-    Mark,
-    RecordStream,
-    Synchronize,
-    Wait,
-    WaitEvent,
-)
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import (
     CPUOffload,
@@ -44,6 +31,19 @@ from minifsdp.fsdp import (
 from minifsdp.fsdp.schedules.prefetch import POST, PRE
 from minifsdp.fsdp.torch_api.groups import Groups
 from minifsdp.gpt import GPT, Block
+from minifsdp.instruments.machine import A100, Program, record_steps, replay
+from minifsdp.instruments.machine.paper import PaperGroup
+from minifsdp.instruments.machine.program import (
+    COMPUTE,
+    STEP,
+    Instruction,
+    Issue,
+    Mark,
+    RecordStream,
+    Synchronize,
+    Wait,
+    WaitEvent,
+)
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer, partition
 
 SCHEDULES: dict[str, Any] = {"sync": SyncSchedule, "overlap": OverlapSchedule} | {

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from minifsdp.course.machine.hardware import GB, Hardware
-from minifsdp.course.machine.pieces import NETWORK, NVLINK, Product, products_of_block, spans_of_block
-from minifsdp.course.watch.timeline import overlap
+from minifsdp.instruments.machine.hardware import GB, Hardware
+from minifsdp.instruments.machine.pieces import NETWORK, NVLINK, Product, products_of_block, spans_of_block
+from minifsdp.instruments.watch.timeline import overlap
 
 # 1e12 operations and 1e12 bytes a second, all of them reached; a link of 1 GB/s without latency.
 PLAIN = Hardware("plain", {2: 1e12}, 1e12, 2**40, 0.0, 1 * GB, efficiency=1.0)

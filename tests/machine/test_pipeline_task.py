@@ -8,10 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from minifsdp.course.machine.pipeline_task import BOUND, MICROS, RANKS, far_from_one_process, ours, plan_of, try_order
-from minifsdp.course.machine.sleeping import run_asleep
 from minifsdp.course.workshop import scores
 from minifsdp.course.workshop.catalogue import labs_folder
+from minifsdp.instruments.machine.pipeline_task import (
+    BOUND,
+    MICROS,
+    RANKS,
+    far_from_one_process,
+    ours,
+    plan_of,
+    try_order,
+)
+from minifsdp.instruments.machine.sleeping import run_asleep
 from minifsdp.pipeline.actions import Action
 from minifsdp.pipeline.schedules.interleaved import interleaved
 from minifsdp.pipeline.schedules.one_f_one_b import one_f_one_b

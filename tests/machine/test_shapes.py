@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from minifsdp.course.machine import DeviceMemoryError, replay
-from minifsdp.course.machine.architectures import Bottleneck
-from minifsdp.course.machine.program import Allocate, Free, Issue, Kernel
-from minifsdp.course.machine.shapes import SHAPES, ReductionFirst, flops, seconds, with_limiter, without_limiter
+from minifsdp.instruments.machine import DeviceMemoryError, replay
+from minifsdp.instruments.machine.architectures import Bottleneck
+from minifsdp.instruments.machine.program import Allocate, Free, Issue, Kernel
+from minifsdp.instruments.machine.shapes import SHAPES, ReductionFirst, flops, seconds, with_limiter, without_limiter
 
 T5, REGNET, DEEPVIT, GPT = SHAPES.values()
 SCHEDULES = {"without": without_limiter(), "limited": with_limiter()}

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from minifsdp.course.machine import task
-from minifsdp.course.machine.task import LIMIT, SHAPE, ours, try_schedule
 from minifsdp.course.workshop import scores
 from minifsdp.course.workshop.catalogue import labs_folder
 from minifsdp.course.workshop.store import Store
 from minifsdp.fsdp import OverlapSchedule, RateLimitedSchedule, SyncSchedule
 from minifsdp.fsdp.unit import Unit
+from minifsdp.instruments.machine import task
+from minifsdp.instruments.machine.task import LIMIT, SHAPE, ours, try_schedule
 
 TORCH, AHEAD = "torch's defaults: k = 2, one ahead", "k = 3, two ahead"
 

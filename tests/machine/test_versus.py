@@ -7,11 +7,11 @@ import pytest
 
 from minifsdp.comm import Call
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.launch import RankError
-from minifsdp.course.machine import measured, replay
-from minifsdp.course.machine.program import Issue, Kernel, Mark, Program, Wait
-from minifsdp.course.machine.versus import Versus, _evened, gains, versus
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, SyncSchedule
+from minifsdp.instruments.launch import RankError
+from minifsdp.instruments.machine import measured, replay
+from minifsdp.instruments.machine.program import Issue, Kernel, Mark, Program, Wait
+from minifsdp.instruments.machine.versus import Versus, _evened, gains, versus
 
 LATENCY, BANDWIDTH = 2e-3, 50e6
 PAYLOADS = (1_000_000, 0, 300_000)

@@ -17,9 +17,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.functional import mse_loss
 
 from minifsdp import comm, pipeline
-from minifsdp.course.launch import RankError, launch
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import fully_shard
+from minifsdp.instruments.launch import RankError, launch
 from minifsdp.pipeline import PipelineStage, TensorChunkSpec, merge_chunks, split_args_kwargs_into_chunks
 from minifsdp.zero import Zero1Optimizer
 

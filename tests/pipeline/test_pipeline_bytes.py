@@ -15,11 +15,11 @@ from torch import nn
 from minifsdp import comm
 from minifsdp.cost import pipeline as form
 from minifsdp.cost.activations import Sizes
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.gpt import GPT, Block
+from minifsdp.instruments.watch.ledger import Ledger
 from minifsdp.pipeline import split_gpt
 from minifsdp.pipeline.gpt import cross_entropy
 from minifsdp.pipeline.schedules.interleaved import interleaved

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers_models import MODELS
 
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.gpt import GPT
+from minifsdp.instruments.watch.ledger import Ledger
 from minifsdp.pipeline import (
     balance,
     divide,

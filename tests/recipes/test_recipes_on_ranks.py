@@ -20,8 +20,8 @@ from minifsdp.cost.total import cost
 from minifsdp.cost.traffic import Message, sent
 from minifsdp.course.ladder.measure import measure_memory
 from minifsdp.course.ladder.rungs import closed_form_setting
-from minifsdp.course.launch import rank_device
 from minifsdp.gpt import GPT
+from minifsdp.instruments.launch import rank_device
 from minifsdp.private import group_named
 from minifsdp.process_groups import global_ranks
 from minifsdp.recipe import Recipe
@@ -106,7 +106,7 @@ def computes_in_its_precision(recipe: str) -> None:
 
 
 def test_a_recipe_for_another_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from minifsdp.course.launch import launch
+    from minifsdp.instruments.launch import launch
 
     with pytest.raises(Exception, match="the recipe dp=2,data=fsdp2 is for 2 ranks, and there are 1"):
         launch(lambda: build(model(), Recipe.parse("dp=2")), 1)

@@ -34,9 +34,9 @@ from minifsdp.checkpoint import (
     set_optimizer_state_dict,
     set_state_dict,
 )
-from minifsdp.course.launch import launch
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
 from minifsdp.fsdp import MixedPrecision, OptimStateKeyType, ShardingStrategy
+from minifsdp.instruments.launch import launch
 
 check = Checks(__name__)
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm, device
-from minifsdp.course.launch import launch
 from minifsdp.fsdp import (
     FullyShardedDataParallel,
     ModuleWrapPolicy,
@@ -27,6 +26,7 @@ from minifsdp.fsdp import (
 )
 from minifsdp.fsdp.torch_api.wrap import wrap_children
 from minifsdp.fsdp.unit import SHARDED
+from minifsdp.instruments.launch import launch
 
 check = Checks(__name__)
 

@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from minifsdp import checkpoint, comm
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import (
     CPUOffload,
     FullOptimStateDictConfig,
@@ -35,6 +34,7 @@ from minifsdp.fsdp import (
     StateDictType,
 )
 from minifsdp.fsdp import FullyShardedDataParallel as Fsdp
+from minifsdp.instruments.watch.ledger import Ledger
 
 check = Checks(__name__)
 

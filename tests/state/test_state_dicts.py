@@ -27,7 +27,6 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy as TorchsPolicy
 from torch.distributed.tensor import DTensor
 
 from minifsdp import comm
-from minifsdp.course.launch import launch
 from minifsdp.fsdp import (
     CPUOffload,
     FullOptimStateDictConfig,
@@ -41,6 +40,7 @@ from minifsdp.fsdp import (
     StateDictSettings,
     StateDictType,
 )
+from minifsdp.instruments.launch import launch
 
 check = Checks(__name__)
 

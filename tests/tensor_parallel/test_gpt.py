@@ -19,9 +19,9 @@ from torchs_calls import GATHER, REDUCTION, torchs_calls
 from tp_small_model import adamw, parts, sgd
 
 from minifsdp import comm
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.gpt import GPT, Block
+from minifsdp.instruments.watch.ledger import Ledger
 from minifsdp.tensor_parallel import parallelize_gpt
 
 check = Checks(__name__)

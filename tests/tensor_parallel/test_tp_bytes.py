@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from minifsdp.cost.activations import Cut, Sizes, kept_by_block
 from minifsdp.course.ladder.measure import Settings, measure_memory
 from minifsdp.course.ladder.rungs import closed_form_setting, sizes_of
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.gpt import GPT, Block
+from minifsdp.instruments.launch import launch, rank_device
+from minifsdp.instruments.watch.ledger import Ledger
 from minifsdp.tensor_parallel import parallelize_gpt
 
 check = Checks(__name__)

@@ -15,15 +15,15 @@ from torch.distributed.tensor import Partial, Replicate
 
 from minifsdp import comm
 from minifsdp.comm import Call
-from minifsdp.course import describe
 from minifsdp.course.ladder.rungs import Trainer
-from minifsdp.course.ladder.step import take_step
-from minifsdp.course.launch import RankError, launch
-from minifsdp.course.machine import A100, record_steps, replay
-from minifsdp.course.machine.program import Issue
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.gpt import GPT
+from minifsdp.instruments import describe
+from minifsdp.instruments.launch import RankError, launch
+from minifsdp.instruments.machine import A100, record_steps, replay
+from minifsdp.instruments.machine.program import Issue
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.step import take_step
 from minifsdp.order import Order
 from minifsdp.tensor_parallel import parallelize_gpt, sum_gradients
 

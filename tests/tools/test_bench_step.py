@@ -12,7 +12,7 @@ import pytest
 from minifsdp.course.bench import start
 from minifsdp.course.bench.contestants import CONTESTANTS
 from minifsdp.course.bench.settings import BenchSettings
-from minifsdp.course.launch.world import World
+from minifsdp.instruments.launch.world import World
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "step.py"
 SPEC = importlib.util.spec_from_file_location("benchmarks_step", PATH)

@@ -25,11 +25,11 @@ from minifsdp.course.bench import contest, overhead, pipeline, scaling, tensor
 from minifsdp.course.bench.contest import Contest, Cost, Times
 from minifsdp.course.bench.overhead import OverheadSettings
 from minifsdp.course.bench.scaling import ScalingSettings
-from minifsdp.course.launch import launch
-from minifsdp.course.plots.scaling import scaling_figure
-from minifsdp.course.system import resources
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp2 import FSDPModule
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.plots.scaling import scaling_figure
+from minifsdp.instruments.system import resources
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

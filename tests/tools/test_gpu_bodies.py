@@ -24,9 +24,9 @@ from torch import Tensor, UntypedStorage
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from minifsdp import comm, device
-from minifsdp.course.link import emulated as link
 from minifsdp.fsdp import FullyShardedDataParallel, OverlapSchedule
 from minifsdp.gpt import Block
+from minifsdp.instruments.link import emulated as link
 
 GPU = Path(__file__).parents[1] / "gpu"
 sys.path.append(str(GPU))  # its files import one another, as pytest lets them

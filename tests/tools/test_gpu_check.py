@@ -19,9 +19,9 @@ import pytest
 
 from minifsdp.course import cli
 from minifsdp.course.cli import commands
-from minifsdp.course.link.emulated import parse_link
-from minifsdp.course.system.housekeeping import TREE
 from minifsdp.course.workshop.tree import end_members
+from minifsdp.instruments.link.emulated import parse_link
+from minifsdp.instruments.system.housekeeping import TREE
 from tools import ROOT
 from tools.gpu_check import check, command, parts, process
 from tools.gpu_check.junit import count, parse_junit

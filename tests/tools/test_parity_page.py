@@ -26,9 +26,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchsDdp
 
 import minifsdp.fsdp
-from minifsdp.course.launch import launch
 from minifsdp.ddp import DistributedDataParallel as OurDdp
 from minifsdp.fsdp import FullyShardedDataParallel as OurFsdp
+from minifsdp.instruments.launch import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

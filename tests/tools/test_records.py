@@ -15,8 +15,8 @@ import pytest
 
 from minifsdp.course.bench.contestants import CONTESTANTS
 from minifsdp.course.ladder.rungs import RUNGS
-from minifsdp.course.watch import records
-from minifsdp.course.watch.records import show_record
+from minifsdp.instruments.watch import records
+from minifsdp.instruments.watch.records import show_record
 from tools.records import PARTS, Part, RecordError, find_records, parse_record, read_record
 from tools.worlds_table import COLUMNS, NO_RECORDS, NOT_RUN, SHARED_TIMES, TORCHS, WORLDS, worlds_table
 from tools.worlds_table import RUNGS as ROWS

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from minifsdp import device
-from minifsdp.course.launch import launch
-from minifsdp.course.watch.cpu_memory import WINDOW, allocator_peaks
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.watch.cpu_memory import WINDOW, allocator_peaks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

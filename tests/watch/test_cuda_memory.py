@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minifsdp.course import plots
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder import run as ladder
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.plots.palette import BLOCK_COLOURS
-from minifsdp.course.watch.cuda_memory import MemoryHistory, curve, given_back, held
-from minifsdp.course.watch.ledger import Ledger
+from minifsdp.instruments import plots
+from minifsdp.instruments.plots.palette import BLOCK_COLOURS
+from minifsdp.instruments.watch.cuda_memory import MemoryHistory, curve, given_back, held
+from minifsdp.instruments.watch.ledger import Ledger
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
 MIB = 2**20
@@ -207,7 +207,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
         names = ("allocated", "allocated_peak", "active", "reserved", "reserved_peak")
         return {**dict.fromkeys(names, 7), "alloc_retries": allocator.retries}
 
-    monkeypatch.setattr("minifsdp.course.watch.cuda_memory._now", lambda: allocator.clock)
+    monkeypatch.setattr("minifsdp.instruments.watch.cuda_memory._now", lambda: allocator.clock)
     monkeypatch.setattr("minifsdp.device.memory_stats", stats)
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     for name in ("synchronize", "reset_peak_memory_stats"):

@@ -1,4 +1,4 @@
-"""`minifsdp.course.describe`: its numbers are what the ledger then measures, and it warns of what disappoints."""
+"""`minifsdp.instruments.describe`: its numbers are what the ledger then measures, and it warns of what disappoints."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from torch import nn
 
 import minifsdp.course
 from minifsdp.cost.data_parallel import MOMENTUM, SGD
-from minifsdp.course.launch import launch
-from minifsdp.course.watch.description import Description, Prediction, describe
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import (
     BackwardPrefetch,
     CPUOffload,
@@ -27,6 +24,9 @@ from minifsdp.fsdp import (
     SyncSchedule,
 )
 from minifsdp.gpt import GPT, Block
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.watch.description import Description, Prediction, describe
+from minifsdp.instruments.watch.ledger import Ledger
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -198,6 +198,6 @@ def test_the_optimizer_is_the_caller_s_and_what_is_not_wrapped_is_refused() -> N
 
 
 def test_it_is_found_where_it_is_promised() -> None:
-    assert minifsdp.course.describe is describe
+    assert minifsdp.instruments.describe is describe
     with pytest.raises(AttributeError, match="no attribute 'descibe'"):
         _ = minifsdp.course.descibe

@@ -11,8 +11,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from minifsdp.course import plots
-from minifsdp.course.plots.palette import UNIT_COLOURS
+from minifsdp.instruments import plots
+from minifsdp.instruments.plots.palette import UNIT_COLOURS
 
 SIZES = {"a.weight": 12, "a.bias": 3, "b.weight": 7}
 LAYERS = ["a", "inner.b", "inner.c", "d"]

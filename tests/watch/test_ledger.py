@@ -21,11 +21,11 @@ from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm, device
-from minifsdp.course.launch import launch
-from minifsdp.course.link.emulated import EmulatedLink
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.watch.storages import TAGS
 from minifsdp.gpt import GPT
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.link.emulated import EmulatedLink
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.storages import TAGS
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

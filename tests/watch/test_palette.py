@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import CSS4_COLORS, TABLEAU_COLORS
 
-from minifsdp.course.plots import palette
+from minifsdp.instruments.plots import palette
 
 ROOT = Path(__file__).parents[2]
 DRAWING = sorted(

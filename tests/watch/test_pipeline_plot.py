@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from minifsdp.course import plots
-from minifsdp.course.plots.palette import MICRO_BATCH_COLOURS, PALE, lighter
+from minifsdp.instruments import plots
+from minifsdp.instruments.plots.palette import MICRO_BATCH_COLOURS, PALE, lighter
 from minifsdp.pipeline.actions import Action
 from minifsdp.pipeline.schedules.interleaved import interleaved
 from minifsdp.pipeline.schedules.one_f_one_b import one_f_one_b

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from minifsdp import comm
-from minifsdp.course.launch import launch
-from minifsdp.course.link.emulated import EmulatedLink
-from minifsdp.course.watch.intervals import length, meets, subtract, union
-from minifsdp.course.watch.timeline import Span, overlap, read_trace
-from minifsdp.course.watch.trace import record_trace
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.link.emulated import EmulatedLink
+from minifsdp.instruments.watch.intervals import length, meets, subtract, union
+from minifsdp.instruments.watch.timeline import Span, overlap, read_trace
+from minifsdp.instruments.watch.trace import record_trace
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm, device
-from minifsdp.course.launch import launch
 from minifsdp.grad_scaler import ShardedGradScaler
+from minifsdp.instruments.launch import launch
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 from minifsdp.zero.bucket import Bucket
 

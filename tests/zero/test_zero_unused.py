@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam
 
 from minifsdp import comm
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.grad_scaler import ShardedGradScaler
+from minifsdp.instruments.watch.ledger import Ledger
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 
 check = Checks(__name__)

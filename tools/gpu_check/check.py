@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from minifsdp.course.system.resources import check_writable
+from minifsdp.instruments.system.resources import check_writable
 from tools import ROOT
 from tools.gpu_check.junit import count
 from tools.gpu_check.machine import Machine, commit, find_gpus

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minifsdp.course.doctor.gpus import ask_cuda, ask_driver
 from minifsdp.course.doctor.machine import driver_version
-from minifsdp.course.doctor.versions import Versions, versions
+from minifsdp.instruments.system.versions import Versions, versions
 
 COMMIT = "MINIFSDP_COMMIT"  # the commit, where the source came without its repository
 

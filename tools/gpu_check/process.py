@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from minifsdp.course.system.housekeeping import TREE, label
 from minifsdp.course.workshop.tree import end_members
+from minifsdp.instruments.system.housekeeping import TREE, label
 
 PATIENCE = 12.0  # seconds in which a command that is over its limit may still write what it has
 

@@ -10,16 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from minifsdp.batch import Batch
 from minifsdp.course.bench.contest import Contest
 from minifsdp.course.bench.contestants import Contestant
 from minifsdp.course.bench.memory import measure_memory, release
 from minifsdp.course.bench.settings import BenchSettings
 from minifsdp.course.ladder import data
-from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.rungs import Trainer, plain
-from minifsdp.course.ladder.step import take_step
-from minifsdp.course.launch import rank_device, report
-from minifsdp.course.launch.group import share_cores
+from minifsdp.instruments.launch import rank_device, report
+from minifsdp.instruments.launch.group import share_cores
+from minifsdp.instruments.watch.step import take_step
 
 
 def train_alone(settings: BenchSettings) -> list[list[float]]:

@@ -15,7 +15,7 @@ import torch
 
 from minifsdp import comm, device
 from minifsdp.course.bench.interleave import interleave, without_garbage
-from minifsdp.course.ladder.step import align
+from minifsdp.instruments.watch.step import align
 
 CLOCKS: Mapping[str, Callable[[], float]] = {
     "wall": time.perf_counter,

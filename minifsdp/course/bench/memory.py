@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from minifsdp import device
-from minifsdp.course.ladder.data import Batch
+from minifsdp.batch import Batch
 from minifsdp.course.ladder.rungs import Trainer
-from minifsdp.course.ladder.step import take_step
-from minifsdp.course.watch.cpu_memory import WINDOW, allocator_peaks
-from minifsdp.course.watch.storages import storages_in
+from minifsdp.instruments.watch.cpu_memory import WINDOW, allocator_peaks
+from minifsdp.instruments.watch.step import take_step
+from minifsdp.instruments.watch.storages import storages_in
 from minifsdp.private import memory_snapshot, record_memory_history
 
 WARM_UP = 2  # steps before the measured ones: one creates the optimizer's state, one lets caches settle

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from minifsdp.course.bench.contest import Contest, Cost, Step, costs
 from minifsdp.course.bench.contestants import CONTESTANTS
-from minifsdp.course.launch import launch
+from minifsdp.instruments.launch import launch
 
 NAMES = ("plain", "torch-fsdp1", "torch-fsdp2", "our-fsdp", "our-fsdp-grad-op", "our-fsdp2")
 WARM_UP = 5  # steps of a profile

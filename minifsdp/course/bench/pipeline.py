@@ -19,7 +19,7 @@ from torch.nn.functional import mse_loss
 
 from minifsdp import pipeline as ours
 from minifsdp.course.bench.contest import Contest, Cost, Step, costs
-from minifsdp.course.launch import launch
+from minifsdp.instruments.launch import launch
 
 
 class PipelineSettings(NamedTuple):

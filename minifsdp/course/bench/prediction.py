@@ -12,12 +12,12 @@ from unittest.mock import patch
 import torch
 
 from minifsdp import comm
+from minifsdp.batch import Batch
 from minifsdp.comm import Group
 from minifsdp.course.bench.contestants import CONTESTANTS
 from minifsdp.course.bench.settings import BenchSettings
-from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.rungs import Trainer
-from minifsdp.course.machine import A100, H100, H200, DeviceMemoryError, Program, record_on_paper, replay
+from minifsdp.instruments.machine import A100, H100, H200, DeviceMemoryError, Program, record_on_paper, replay
 
 GPUS = {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100, "NVIDIA H200": H200}
 """GPUs by the name that CUDA gives them: other variants have other clocks and memories."""

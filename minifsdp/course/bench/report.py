@@ -15,8 +15,8 @@ from minifsdp.course.bench.contestants import BASELINES, Contestant
 from minifsdp.course.bench.memory import ON_CPU, ON_CUDA
 from minifsdp.course.bench.prediction import Prediction
 from minifsdp.course.bench.settings import BenchSettings
-from minifsdp.course.ladder.tables import plain_table
-from minifsdp.course.launch.world import World
+from minifsdp.instruments.launch.world import World
+from minifsdp.instruments.watch.tables import plain_table
 
 MIB = 2**20
 TOLERANCE = 1e-4  # of a loss: rounding alone makes up to 2e-7 in 250 steps (2 layers of width 32 on CPU)

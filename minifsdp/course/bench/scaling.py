@@ -27,18 +27,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from minifsdp.batch import Batch
 from minifsdp.cost import data_parallel
 from minifsdp.cost.data_parallel import Bytes
 from minifsdp.cost.model import Model
 from minifsdp.course.bench.contest import Contest
 from minifsdp.course.bench.contestants import CONTESTANTS
-from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.measure import measure_memory
 from minifsdp.course.ladder.rungs import Trainer, closed_form_setting, sizes_of
-from minifsdp.course.ladder.step import take_step
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.launch.world import Backend, choose_world
 from minifsdp.gpt import GPT
+from minifsdp.instruments.launch import launch, rank_device
+from minifsdp.instruments.launch.world import Backend, choose_world
+from minifsdp.instruments.watch.step import take_step
 
 BACKEND: Backend = "gloo"
 WAYS = ("ddp", "fsdp-grad-op", "fsdp")

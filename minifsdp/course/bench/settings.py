@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from minifsdp.batch import Batch
 from minifsdp.course.bench.contestants import CONTESTANTS
 from minifsdp.course.ladder import data
-from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.outline import count_elements
 from minifsdp.gpt import GPT
 

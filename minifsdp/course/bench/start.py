@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minifsdp.course import plots
 from minifsdp.course.bench.compete import compete, train_alone
 from minifsdp.course.bench.contestants import CONTESTANTS, Contestant
 from minifsdp.course.bench.prediction import Prediction, predict
 from minifsdp.course.bench.report import make_record
 from minifsdp.course.bench.settings import BenchSettings
-from minifsdp.course.launch import launch
-from minifsdp.course.launch.world import Device, World, choose_world, is_first
-from minifsdp.course.link.emulated import parse_link
-from minifsdp.course.system.resources import (
+from minifsdp.instruments import plots
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.launch.world import Device, World, choose_world, is_first
+from minifsdp.instruments.link.emulated import parse_link
+from minifsdp.instruments.system.resources import (
     ADAMW_BYTES,
     check_counts,
     check_host_memory,
@@ -25,8 +25,8 @@ from minifsdp.course.system.resources import (
     check_seed,
     check_writable_file,
 )
-from minifsdp.course.system.scratch import scratch_folder
-from minifsdp.course.system.whole_files import delivering
+from minifsdp.instruments.system.scratch import scratch_folder
+from minifsdp.instruments.system.whole_files import delivering
 
 COUNTS = ("ranks", "batch", "layers", "width", "heads", "context", "steps", "warm_up")
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck

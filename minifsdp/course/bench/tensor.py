@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard
 
 import minifsdp.tensor_parallel as ours
 from minifsdp.course.bench.contest import Contest, Cost, Step, costs
-from minifsdp.course.launch import launch
+from minifsdp.instruments.launch import launch
 
 CONTESTANTS = ("torch-tp", "our-tp", "torch-tp-sp", "our-tp-sp")
 

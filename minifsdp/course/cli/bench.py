@@ -21,9 +21,9 @@ from minifsdp.course.cli.common import (
     ranks_asked_for,
 )
 from minifsdp.course.cli.signals import cleaning_up
-from minifsdp.course.launch import RankError
-from minifsdp.course.launch.world import is_first, tell
-from minifsdp.course.system.whole_files import UndeliveredError
+from minifsdp.instruments.launch import RankError
+from minifsdp.instruments.launch.world import is_first, tell
+from minifsdp.instruments.system.whole_files import UndeliveredError
 
 DEFAULT = BenchSettings()
 

@@ -13,8 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from minifsdp.course.cli.common import fail, new_app
 from minifsdp.course.cli.signals import INTERRUPTED
-from minifsdp.course.warm.client import server
-from minifsdp.course.warm.needs import RANKS_NEED
+from minifsdp.instruments.warm.client import server
+from minifsdp.instruments.warm.needs import RANKS_NEED
 
 
 class Command(NamedTuple):

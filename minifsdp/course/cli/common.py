@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from minifsdp.course.launch import RankError
-    from minifsdp.course.system.whole_files import UndeliveredError
+    from minifsdp.instruments.launch import RankError
+    from minifsdp.instruments.system.whole_files import UndeliveredError
 
 NARROWEST = 30  # columns
 

@@ -51,8 +51,8 @@ def doctor(
     with _ended_after(seconds, doing):
         from minifsdp.course import doctor as course
         from minifsdp.course.doctor.report import reasons, summary
-        from minifsdp.course.launch.world import is_first, tell
-        from minifsdp.course.system.whole_files import UndeliveredError
+        from minifsdp.instruments.launch.world import is_first, tell
+        from minifsdp.instruments.system.whole_files import UndeliveredError
 
         doing[0] = "looking at the machine"
         with cleaning_up(), progress_bar(shown=is_first()) as bar:

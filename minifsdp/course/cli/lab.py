@@ -17,9 +17,9 @@ from rich.table import Table
 from minifsdp.course.cli.common import fail, new_app, new_console, progress_bar
 from minifsdp.course.cli.output import was_written
 from minifsdp.course.cli.signals import cleaning_up
-from minifsdp.course.warm.client import server
-from minifsdp.course.warm.needs import CHECKS_NEED
+from minifsdp.course.needs import CHECKS_NEED
 from minifsdp.course.workshop import catalogue, copies, editions, progress
+from minifsdp.instruments.warm.client import server
 
 GIB = 2**30
 HERE = Path()

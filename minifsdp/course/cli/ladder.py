@@ -24,9 +24,9 @@ from minifsdp.course.cli.common import (
 from minifsdp.course.cli.signals import cleaning_up
 from minifsdp.course.ladder.axes import AXES
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.launch import RankError
-from minifsdp.course.launch.world import is_first, tell
-from minifsdp.course.system.whole_files import UndeliveredError
+from minifsdp.instruments.launch import RankError
+from minifsdp.instruments.launch.world import is_first, tell
+from minifsdp.instruments.system.whole_files import UndeliveredError
 from minifsdp.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from minifsdp.course.cli.common import fail, new_app, new_console
-from minifsdp.course.system.housekeeping import Found, end_processes, find_processes
+from minifsdp.instruments.system.housekeeping import Found, end_processes, find_processes
 
 MIB = 2**20
 ps_app, clean_app = new_app(), new_app()

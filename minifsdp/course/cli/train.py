@@ -23,11 +23,11 @@ from minifsdp.course.cli.common import (
     ranks_asked_for,
 )
 from minifsdp.course.cli.signals import cleaning_up
-from minifsdp.course.launch import RankError
-from minifsdp.course.launch.world import is_first, tell
-from minifsdp.course.system.whole_files import UndeliveredError
 from minifsdp.course.train.folder import CheckpointError, latest
 from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, STRATEGIES, TrainSettings
+from minifsdp.instruments.launch import RankError
+from minifsdp.instruments.launch.world import is_first, tell
+from minifsdp.instruments.system.whole_files import UndeliveredError
 
 if TYPE_CHECKING:
     from minifsdp.course.train import Request

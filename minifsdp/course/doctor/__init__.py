@@ -19,11 +19,11 @@ from minifsdp.course.doctor import bandwidth, labs, machine, peak
 from minifsdp.course.doctor.machine import Finding, Machine
 from minifsdp.course.doctor.peak import Peak
 from minifsdp.course.doctor.ranks import Ranks, ask_ranks
-from minifsdp.course.doctor.versions import versions
-from minifsdp.course.launch.world import Device, World, choose_world, is_first, local_ranks
-from minifsdp.course.system.resources import check_writable
-from minifsdp.course.system.scratch import scratch_folder
-from minifsdp.course.system.whole_files import delivering
+from minifsdp.instruments.launch.world import Device, World, choose_world, is_first, local_ranks
+from minifsdp.instruments.system.resources import check_writable
+from minifsdp.instruments.system.scratch import scratch_folder
+from minifsdp.instruments.system.versions import versions
+from minifsdp.instruments.system.whole_files import delivering
 
 __all__ = ["Finding", "Progress", "Request", "check", "run"]
 
@@ -147,7 +147,7 @@ def _write(record: dict[str, Any], out: Path) -> None:
     with scratch_folder() as staging, delivering(staging, out, record):
         (staging / "doctor.json").write_text(json.dumps(record, indent=1) + "\n")
         if measured:
-            from minifsdp.course.plots.bandwidth import bandwidth_picture
+            from minifsdp.instruments.plots.bandwidth import bandwidth_picture
 
             (staging / "bandwidth.png").write_bytes(bandwidth_picture(record)._repr_png_())
     if not measured:

@@ -18,7 +18,7 @@ import torch
 
 from minifsdp import comm, device
 from minifsdp.comm import Call
-from minifsdp.course.launch import rank_device
+from minifsdp.instruments.launch import rank_device
 
 OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce")
 KIB, MIB = 2**10, 2**20

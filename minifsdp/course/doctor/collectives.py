@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from minifsdp import comm
-from minifsdp.course.launch import rank_device
+from minifsdp.instruments.launch import rank_device
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "all_gather": comm.all_gather,

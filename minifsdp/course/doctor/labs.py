@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from minifsdp.course.launch.world import MOST_GLOO_RANKS, MOST_RANKS_PER_GPU
 from minifsdp.course.workshop import catalogue
+from minifsdp.instruments.launch.world import MOST_GLOO_RANKS, MOST_RANKS_PER_GPU
 
 WORLDS = ("gloo", "emulated link", "NCCL, a GPU each", "NCCL, one shared GPU", "fake")
 HERE, UNUSED = "yes", "-"

@@ -24,8 +24,8 @@ from minifsdp.course.doctor.gpus import (
     nvidia_smi,
     parse_query,
 )
-from minifsdp.course.launch.world import FORCES, World, in_words
-from minifsdp.course.system.scratch import scratch_folder
+from minifsdp.instruments.launch.world import FORCES, World, in_words
+from minifsdp.instruments.system.scratch import scratch_folder
 
 MIB = 2**20
 SHARED = Path("/dev/shm")

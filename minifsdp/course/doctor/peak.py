@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from minifsdp.course.doctor.gpus import Gpu
-from minifsdp.course.link.emulated import parse_link
+from minifsdp.instruments.link.emulated import parse_link
 
 GB = 1e9
 

@@ -17,8 +17,8 @@ from minifsdp import comm
 from minifsdp.course.doctor.bandwidth import CPU_SIZES, GPU_SIZES, OPERATIONS, measure
 from minifsdp.course.doctor.collectives import CASES, DTYPES, check_collectives
 from minifsdp.course.doctor.machine import Finding
-from minifsdp.course.launch import RankError, launch, report
-from minifsdp.course.launch.world import World, in_words
+from minifsdp.instruments.launch import RankError, launch, report
+from minifsdp.instruments.launch.world import World, in_words
 
 CHECKS = "ranks and collectives"
 SHARE_OF_TIME, SHARE_OF_MEASURING = 0.6, 0.25  # of the time: for all the work of the ranks, and for measuring

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from minifsdp.course.doctor.labs import WORLDS
 from minifsdp.course.doctor.peak import GB
-from minifsdp.course.plots.bandwidth import size_name
+from minifsdp.instruments.plots.bandwidth import size_name
 
 GIB = 2**30
 

@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from minifsdp.batch import Batch as Batch
+from minifsdp.batch import shard as shard
+from minifsdp.batch import to_device as to_device
+
 END_OF_TEXT = 256
 DEFAULT_BYTES = 4 * 2**20  # of the standard library, in the order of its paths; the last file is cut
 
 _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "lib2to3", "turtledemo"}
-
-Batch = tuple[Tensor, Tensor]
-"""(tokens, targets), each [batch, context] int64; a target is the token that follows."""
 
 
 @dataclass(frozen=True)
@@ -82,31 +83,6 @@ def draw(corpus: Corpus, batch: int, context: int, generator: torch.Generator) -
     """The next batch; the generator's state is the place in the data."""
     places = torch.randint(corpus.tokens.numel() - context, (batch, 1), generator=generator) + torch.arange(context)
     return corpus.tokens[places].long(), corpus.tokens[places + 1].long()
-
-
-def shard(batch: Batch, rank: int, ranks: int) -> Batch:
-    """The rows of `rank`: [batch / N, context] each.
-
-    Raises:
-        ValueError: N does not divide the batch, so that the mean over ranks would not be the mean over rows.
-    """
-    rows = batch[0].shape[0]
-    if rows % ranks:
-        raise ValueError(f"a batch of {rows} sequences cannot be shared equally by {ranks} ranks: choose a multiple")
-    mine = slice(rank * rows // ranks, (rank + 1) * rows // ranks)
-    return batch[0][mine], batch[1][mine]
-
-
-def to_device(batch: Batch, where: torch.device) -> Batch:
-    """The batch on a device, without blocking the host: on CUDA it is copied from pinned memory.
-
-    A copy from unpinned memory synchronizes the host with the stream. A batch already on the device is not copied.
-    """
-    tokens, targets = (
-        rows.pin_memory().to(where, non_blocking=True) if where.type == "cuda" and not rows.is_cuda else rows
-        for rows in batch
-    )
-    return tokens, targets
 
 
 def _file(path: Path) -> Corpus:

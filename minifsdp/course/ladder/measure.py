@@ -17,29 +17,29 @@ import torch
 import torch.distributed as dist
 
 from minifsdp import comm, device
+from minifsdp.batch import Batch
 from minifsdp.build import build
 from minifsdp.comm import Call
 from minifsdp.cost.model import Model
 from minifsdp.cost.traffic import Message, totals
-from minifsdp.course.explore.holdings import holdings_of
-from minifsdp.course.explore.log import LoggedStep, StepLog
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.axes import AXES
-from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.rungs import RUNGS, Rung, Trainer, plain
-from minifsdp.course.ladder.step import align, take_step
 from minifsdp.course.ladder.traced import NAMES, trace_step
-from minifsdp.course.launch import rank_device, report
-from minifsdp.course.launch.group import share_cores
-from minifsdp.course.link.emulated import EmulatedLink, let_communication_go_first, parse_link
-from minifsdp.course.system.resources import check_names
-from minifsdp.course.system.scratch import scratch_folder
-from minifsdp.course.watch.cuda_memory import MemoryHistory, clear_cache
-from minifsdp.course.watch.ledger import Ledger
-from minifsdp.course.watch.storages import Tag
-from minifsdp.course.watch.timeline import read_trace
-from minifsdp.course.watch.trace import PHASES
 from minifsdp.gpt import GPT
+from minifsdp.instruments.explore.holdings import holdings_of
+from minifsdp.instruments.explore.log import LoggedStep, StepLog
+from minifsdp.instruments.launch import rank_device, report
+from minifsdp.instruments.launch.group import share_cores
+from minifsdp.instruments.link.emulated import EmulatedLink, let_communication_go_first, parse_link
+from minifsdp.instruments.system.resources import check_names
+from minifsdp.instruments.system.scratch import scratch_folder
+from minifsdp.instruments.watch.cuda_memory import MemoryHistory, clear_cache
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.step import align, take_step
+from minifsdp.instruments.watch.storages import Tag
+from minifsdp.instruments.watch.timeline import read_trace
+from minifsdp.instruments.watch.trace import PHASES
 from minifsdp.mesh import Mesh
 from minifsdp.pipeline.actions import Action
 from minifsdp.pipeline.simulate import Timed

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from minifsdp.course import plots
-from minifsdp.course.explore.page import explored, page
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.launch.world import World
-from minifsdp.course.warm.beside import beside
-from minifsdp.course.warm.client import server
-from minifsdp.course.warm.needs import PICTURES_NEED
-from minifsdp.course.watch.timeline import overlap
+from minifsdp.course.needs import PICTURES_NEED
+from minifsdp.instruments import plots
+from minifsdp.instruments.explore.page import explored, page
+from minifsdp.instruments.launch.world import World
+from minifsdp.instruments.warm.beside import beside
+from minifsdp.instruments.warm.client import server
+from minifsdp.instruments.watch.timeline import overlap
 from minifsdp.pipeline.simulate import Simulation, replay
 
 

@@ -19,10 +19,10 @@ from minifsdp.course.ladder.data import Corpus
 from minifsdp.course.ladder.measure import MEASURING, Settings, run_rungs, train_alone
 from minifsdp.course.ladder.outline import count_elements, outline
 from minifsdp.course.ladder.rungs import closed_form_setting, sizes_of
-from minifsdp.course.launch import launch
-from minifsdp.course.launch.world import Device, World, choose_world, is_first
-from minifsdp.course.link.emulated import parse_link
-from minifsdp.course.system.resources import (
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.launch.world import Device, World, choose_world, is_first
+from minifsdp.instruments.link.emulated import parse_link
+from minifsdp.instruments.system.resources import (
     ADAMW_BYTES,
     check_counts,
     check_host_memory,
@@ -30,9 +30,9 @@ from minifsdp.course.system.resources import (
     check_seed,
     check_writable,
 )
-from minifsdp.course.system.scratch import scratch_folder
-from minifsdp.course.system.whole_files import delivering
-from minifsdp.course.watch.timeline import Span, overlap, read_trace
+from minifsdp.instruments.system.scratch import scratch_folder
+from minifsdp.instruments.system.whole_files import delivering
+from minifsdp.instruments.watch.timeline import Span, overlap, read_trace
 
 TIME_LIMIT = 3600.0  # seconds that the ranks may take together before they count as stuck
 

@@ -17,10 +17,10 @@ from minifsdp.cost.faults import fault
 from minifsdp.cost.model import Model, Unit
 from minifsdp.cost.total import StepBytes, cost
 from minifsdp.cost.traffic import sent, totals
-from minifsdp.course.launch.world import World, choose_world
 from minifsdp.flat_param import find_parameters
 from minifsdp.gloo import reduces_by_all_to_all
 from minifsdp.gpt import GPT
+from minifsdp.instruments.launch.world import World, choose_world
 from minifsdp.mesh import Mesh
 from minifsdp.recipe import DataParallel, PipelineParallel, Recipe, TensorParallel
 from minifsdp.trainer import Trainer as Trainer

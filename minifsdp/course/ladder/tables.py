@@ -5,18 +5,11 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from rich import box
 from rich.console import Group
 from rich.table import Table
 
-MIB = 2**20
-COLUMNS = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer": "optimizer",
-    "unsharded_peak": "unsharded\npeak",
-    "gradients_peak": "gradients\npeak",
-}
+from minifsdp.instruments.watch.tables import COLUMNS, MIB, plain_table
+
 _HEADINGS = {**COLUMNS, "activations": "activa-\ntions"}
 _NARROW = {"parameters": "para-\nmeters", "gradients": "gradi-\nents", "optimizer": "opti-\nmizer"}
 _MANY = 5  # columns that fit with space between them
@@ -99,9 +92,3 @@ def _hidden(rung: dict[str, Any]) -> str:
 
 def _bubble(rung: dict[str, Any]) -> str:
     return " ".join(f"{each:.0%}" for each in rung["bubble"]) if "bubble" in rung else ""
-
-
-def plain_table(title: str, caption: str, first: str = "rung") -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, show_edge=False, pad_edge=False, padding=0)
-    table.add_column(first, no_wrap=True)
-    return table

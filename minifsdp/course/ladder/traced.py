@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 
 from minifsdp import comm
-from minifsdp.course.explore.log import Moment, StepLog
-from minifsdp.course.ladder.data import Batch
+from minifsdp.batch import Batch
 from minifsdp.course.ladder.rungs import Trainer
-from minifsdp.course.ladder.step import align, take_step
-from minifsdp.course.link.emulated import EmulatedLink
-from minifsdp.course.watch.timeline import Span
-from minifsdp.course.watch.trace import record_trace
+from minifsdp.instruments.explore.log import Moment, StepLog
+from minifsdp.instruments.link.emulated import EmulatedLink
+from minifsdp.instruments.watch.step import align, take_step
+from minifsdp.instruments.watch.timeline import Span
+from minifsdp.instruments.watch.trace import record_trace
 
 NAMES = {"rest": "zero_grad"}  # of a log's moments, where they differ from the phases
 _TRACES, _CLOSE = 3, 1.25  # steps traced at most, until one is so close to the usual time

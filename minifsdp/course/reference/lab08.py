@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from minifsdp import device
 from minifsdp.cost import data_parallel as closed_form
-from minifsdp.course.machine.allocator import CachingAllocator
 from minifsdp.course.workshop.references import reference
 from minifsdp.fsdp.schedules.rate_limit import RateLimitedSchedule
 from minifsdp.fsdp.unit import SHARDED, Unit
+from minifsdp.instruments.machine.allocator import CachingAllocator
 
 ROUND, SEGMENT = 512, 2 * 2**20  # bytes
 

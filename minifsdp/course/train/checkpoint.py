@@ -25,10 +25,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from minifsdp.checkpoint import get_state_dict, set_state_dict
-from minifsdp.course.system.plain_files import read_plain
 from minifsdp.course.train.folder import CheckpointError, damage, latest, prune, step_of
 from minifsdp.course.train.settings import TASK, TrainSettings
 from minifsdp.course.train.state import State, seed_rank
+from minifsdp.instruments.system.plain_files import read_plain
 
 RUN = "run.pt"
 LARGEST = 2**34  # bytes of a file; run.pt has one number per step

@@ -12,15 +12,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minifsdp import comm, device
+from minifsdp.batch import Batch
 from minifsdp.course.ladder import data
-from minifsdp.course.ladder.data import Batch
-from minifsdp.course.launch import rank_device
 from minifsdp.course.train.checkpoint import restore, save
 from minifsdp.course.train.folder import held
 from minifsdp.course.train.progress import Dial
 from minifsdp.course.train.settings import TrainSettings
 from minifsdp.course.train.state import State, begin, without_sync
-from minifsdp.course.watch.ledger import Ledger
+from minifsdp.instruments.launch import rank_device
+from minifsdp.instruments.watch.ledger import Ledger
 
 
 def train(settings: TrainSettings, text: str, saved: Path | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minifsdp import device
-from minifsdp.course.launch import report
+from minifsdp.instruments.launch import report
 
 
 class Dial:

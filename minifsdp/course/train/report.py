@@ -11,11 +11,11 @@ import torch
 from rich import box
 from rich.table import Table
 
-from minifsdp.course import plots
-from minifsdp.course.launch.world import World
-from minifsdp.course.system.scratch import scratch_folder
-from minifsdp.course.system.whole_files import delivering
 from minifsdp.course.train.settings import TrainSettings
+from minifsdp.instruments import plots
+from minifsdp.instruments.launch.world import World
+from minifsdp.instruments.system.scratch import scratch_folder
+from minifsdp.instruments.system.whole_files import delivering
 
 MIB = 2**20
 VOCABULARY = 257

@@ -14,9 +14,9 @@ import torch
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Corpus
 from minifsdp.course.ladder.outline import count_elements
-from minifsdp.course.system.resources import check_counts, check_seed
 from minifsdp.fsdp import BackwardPrefetch, ShardingStrategy
 from minifsdp.gpt import GPT
+from minifsdp.instruments.system.resources import check_counts, check_seed
 
 FLAT: dict[str, ShardingStrategy] = {
     "no-shard": ShardingStrategy.NO_SHARD,

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minifsdp.course.launch import RankError, launch
-from minifsdp.course.launch.job import check_job
-from minifsdp.course.launch.world import Device, World, choose_world, is_first
-from minifsdp.course.system.resources import ADAMW_BYTES, check_host_memory, check_writable
 from minifsdp.course.train import checkpoint, report
 from minifsdp.course.train import folder as folders
 from minifsdp.course.train.folder import CheckpointError
 from minifsdp.course.train.loop import train
 from minifsdp.course.train.settings import TrainSettings
+from minifsdp.instruments.launch import RankError, launch
+from minifsdp.instruments.launch.job import check_job
+from minifsdp.instruments.launch.world import Device, World, choose_world, is_first
+from minifsdp.instruments.system.resources import ADAMW_BYTES, check_host_memory, check_writable
 
 _CHECKPOINT_ERROR = re.compile(r"^rank [0-9]+ failed: CheckpointError: (.*?)(?: \([^()]*:[0-9]+\))?$")
 

@@ -19,16 +19,16 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from minifsdp.course.doctor.versions import versions
-from minifsdp.course.launch.world import World, choose_world
-from minifsdp.course.system.housekeeping import end_processes, find_processes
-from minifsdp.course.system.lifeline import end_by_signal
-from minifsdp.course.system.resources import check_writable
-from minifsdp.course.system.scratch import scratch_folder
-from minifsdp.course.watch.trace import TRACES
 from minifsdp.course.workshop.catalogue import Notebook, read_notebook
 from minifsdp.course.workshop.copies import find_copy, lab_of_copy
 from minifsdp.course.workshop.results import RECORD, Results, is_run, was_killed
+from minifsdp.instruments.launch.world import World, choose_world
+from minifsdp.instruments.system.housekeeping import end_processes, find_processes
+from minifsdp.instruments.system.lifeline import end_by_signal
+from minifsdp.instruments.system.resources import check_writable
+from minifsdp.instruments.system.scratch import scratch_folder
+from minifsdp.instruments.system.versions import versions
+from minifsdp.instruments.watch.trace import TRACES
 
 RANKS = 2  # in most launches of the labs; the record names the world chosen for this number
 

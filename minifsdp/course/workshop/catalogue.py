@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import minifsdp
-from minifsdp.course.system.plain_files import read_plain
+from minifsdp.instruments.system.plain_files import read_plain
 
 SETUP = "setup"  # the tag of a lab's set-up cell
 EXERCISE = "exercise-"  # prefix of an exercise cell's tag; the exercise's id follows

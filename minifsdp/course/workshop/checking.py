@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
-from minifsdp.course.launch import RankError, launch
-from minifsdp.course.launch.world import Backend
 from minifsdp.course.workshop import comparing, subgroup
 from minifsdp.course.workshop.catalogue import checks_of
 from minifsdp.course.workshop.comparing import AnswerError, describe, expect, same
 from minifsdp.course.workshop.late import Seen, observed
 from minifsdp.course.workshop.references import Reference, definition_in, find_reference, forbidden, lab_of
+from minifsdp.instruments.launch import RankError, launch
+from minifsdp.instruments.launch.world import Backend
 
 __all__ = [
     "AnswerError",

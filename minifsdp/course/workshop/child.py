@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minifsdp.course.system.lifeline import end_by_signal, wait_for_end
-from minifsdp.course.warm.client import server
 from minifsdp.course.workshop.catalogue import checks_of
 from minifsdp.course.workshop.cells import define, last_lines
 from minifsdp.course.workshop.references import lab_of
+from minifsdp.instruments.system.lifeline import end_by_signal, wait_for_end
+from minifsdp.instruments.warm.client import server
 
 STACK = "stack"  # in the task's folder, the stacks of a check whose time is nearly up
 LONGEST_TEXT = 10_000  # characters of a check's message; an answer may raise an error of any length

@@ -7,7 +7,6 @@ import re
 from base64 import b64encode
 from pathlib import Path
 
-from minifsdp.course.system import whole_files
 from minifsdp.course.workshop.catalogue import (
     EXERCISE,
     SETUP,
@@ -25,6 +24,7 @@ from minifsdp.course.workshop.catalogue import (
     source_of,
 )
 from minifsdp.course.workshop.submission import Submission
+from minifsdp.instruments.system import whole_files
 
 
 def start(lab: str, folder: Path) -> Path:

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from minifsdp.course.system.plain_files import files_below
 from minifsdp.course.workshop.catalogue import (
     EXERCISE,
     all_labs,
@@ -28,6 +27,7 @@ from minifsdp.course.workshop.catalogue import (
 )
 from minifsdp.course.workshop.references import parse
 from minifsdp.course.workshop.store import Store
+from minifsdp.instruments.system.plain_files import files_below
 
 _stubs = cache(stubs_of)  # looked up for every answer
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from minifsdp import comm
-from minifsdp.course.launch import rank_device
+from minifsdp.instruments.launch import rank_device
 
 WRITTEN = ("all_gather", "reduce_scatter", "all_to_all", "recv")  # their first argument: an output and no input
 SENT = ("send", "recv")

@@ -21,16 +21,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from minifsdp.course.launch.world import MOST_GLOO_RANKS as MOST_RANKS
-from minifsdp.course.launch.world import forced_device
-from minifsdp.course.system.plain_files import read_plain
-from minifsdp.course.system.resources import check_shell, count_fault, seed_fault
 from minifsdp.course.workshop.catalogue import all_labs, setup_of, stubs_of
 from minifsdp.course.workshop.checking import Variant
 from minifsdp.course.workshop.handed_in import Problem, Task
 from minifsdp.course.workshop.process import Limits, run_check
 from minifsdp.course.workshop.references import is_blank
 from minifsdp.course.workshop.submission import Submission
+from minifsdp.instruments.launch.world import MOST_GLOO_RANKS as MOST_RANKS
+from minifsdp.instruments.launch.world import forced_device
+from minifsdp.instruments.system.plain_files import read_plain
+from minifsdp.instruments.system.resources import check_shell, count_fault, seed_fault
 
 Mark = Literal["own-pass", "own-fail", "blank", "read", "timeout", "crash", "missing", "altered"]
 Variants = Mapping[str, Sequence[Mapping[str, int]]]

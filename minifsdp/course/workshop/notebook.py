@@ -10,8 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from minifsdp.course.warm.client import server
-from minifsdp.course.warm.needs import CHECKS_NEED, RANKS_NEED, RANKS_USE
+from minifsdp.course.needs import CHECKS_NEED, RANKS_USE
 from minifsdp.course.workshop.cells import collect, define
 from minifsdp.course.workshop.hints import count_hint, next_hint, stub_of
 from minifsdp.course.workshop.process import run_check
@@ -19,6 +18,9 @@ from minifsdp.course.workshop.references import find_reference, is_blank, lab_of
 from minifsdp.course.workshop.store import Store
 from minifsdp.course.workshop.submission import Submission
 from minifsdp.course.workshop.verdict import Verdict
+from minifsdp.instruments.plots import subtitle
+from minifsdp.instruments.warm.client import server
+from minifsdp.instruments.warm.needs import RANKS_NEED
 
 BLANK = "not attempted, reference in use"
 PASSED = "yours: passed"
@@ -142,6 +144,9 @@ def yours(lab: str) -> str:
     answers, exercises = ("answer" + "s" * (len(written) > 1)), ("exercise" + "s" * (len(ids) > 1))
     counted = f"with your {answers} to {len(written)} of {len(ids)} {exercises}"
     return counted + (f"; failed: {', '.join(failed)}" if failed else "")
+
+
+subtitle.of_lab = yours
 
 
 def _cell_source() -> str | None:

@@ -22,18 +22,19 @@ from typing import IO
 
 import psutil
 
-from minifsdp.course.system.housekeeping import TREE
-from minifsdp.course.system.lifeline import is_readable
-from minifsdp.course.system.plain_files import files_below
-from minifsdp.course.system.scratch import scratch_folder
-from minifsdp.course.warm.client import LONGEST_START, Process, server
-from minifsdp.course.warm.needs import CHECKS_NEED, RANKS_NEED, RANKS_USE
+from minifsdp.course.needs import CHECKS_NEED, RANKS_USE
 from minifsdp.course.workshop.child import needs_ranks
 from minifsdp.course.workshop.outside import kills_so_far, unless_from_outside
 from minifsdp.course.workshop.submission import Submission
 from minifsdp.course.workshop.supervisor import supervise
 from minifsdp.course.workshop.tree import children, end_members, is_stopped
 from minifsdp.course.workshop.verdict import Verdict, of_ended_supervisor, of_result, stuck_in
+from minifsdp.instruments.system.housekeeping import TREE
+from minifsdp.instruments.system.lifeline import is_readable
+from minifsdp.instruments.system.plain_files import files_below
+from minifsdp.instruments.system.scratch import scratch_folder
+from minifsdp.instruments.warm.client import LONGEST_START, Process, server
+from minifsdp.instruments.warm.needs import RANKS_NEED
 
 POLL_SECONDS = 0.1
 PATIENCE = 5.0  # seconds

@@ -18,11 +18,11 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from minifsdp.course.system.plain_files import read_plain
-from minifsdp.course.system.whole_files import write_whole
 from minifsdp.course.workshop.catalogue import EXERCISE, facts_of, tags_of
 from minifsdp.course.workshop.notebook import FAILED, PASSED
 from minifsdp.course.workshop.references import is_blank, lab_references
+from minifsdp.instruments.system.plain_files import read_plain
+from minifsdp.instruments.system.whole_files import write_whole
 
 RECORD = "record.json"
 LARGEST = 2**24  # bytes of a record

@@ -31,7 +31,7 @@ def check_saved(exercise: str, notebook: Path) -> tuple[str, bool]:
     """
     stub, submission, store = stub_of(exercise), answer_in(notebook, exercise), Store(notebook.parent)
     if any(name.startswith("MINIFSDP_") for name in os.environ):  # otherwise torch need not be imported here
-        from minifsdp.course.launch.world import forced_device
+        from minifsdp.instruments.launch.world import forced_device
 
         forced_device()
     if is_blank(submission.cell, stub):

@@ -50,8 +50,8 @@ def enter(name: str, schedule: Any) -> Any:
     Returns:
         The picture.
     """
-    from minifsdp.course import plots
-    from minifsdp.course.machine.task import LIMIT, SHAPE, ours, try_schedule
+    from minifsdp.instruments import plots
+    from minifsdp.instruments.machine.task import LIMIT, SHAPE, ours, try_schedule
 
     print("recording and replaying your schedule and torch's, which takes about half a minute", flush=True)
     result, references = try_schedule(schedule), ours()
@@ -89,9 +89,9 @@ def enter_order(name: str, order: Any) -> Any:
     Returns:
         The picture; None if it cannot run.
     """
-    from minifsdp.course import plots
-    from minifsdp.course.machine import pipeline_task as task
-    from minifsdp.course.machine.sleeping import run_asleep
+    from minifsdp.instruments import plots
+    from minifsdp.instruments.machine import pipeline_task as task
+    from minifsdp.instruments.machine.sleeping import run_asleep
     from minifsdp.pipeline.simulate import length_of
 
     try:

@@ -11,8 +11,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from minifsdp.course.system.plain_files import read_plain
-from minifsdp.course.system.whole_files import write_whole
+from minifsdp.instruments.system.plain_files import read_plain
+from minifsdp.instruments.system.whole_files import write_whole
 
 LARGEST = 2**20  # bytes of a record
 Kind = Literal["answers", "predictions", "hints", "reveals", "scores"]

@@ -18,10 +18,10 @@ from unittest import mock
 import torch.distributed as dist
 
 from minifsdp import comm, gloo
-from minifsdp.course.launch import RankError
-from minifsdp.course.launch.world import Backend, choose_world
 from minifsdp.course.workshop.comparing import AnswerError
 from minifsdp.course.workshop.late import Seen, observed
+from minifsdp.instruments.launch import RankError
+from minifsdp.instruments.launch.world import Backend, choose_world
 
 CELLS = ("<cell of exercise", "<set-up cell")  # file names that child.define gives to a learner's code
 ANSWERS_OF_THE_WORLD = ("get_rank", "get_world_size", "get_global_rank", "get_group_rank", "get_process_group_ranks")

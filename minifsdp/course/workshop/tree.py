@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import psutil
 
-from minifsdp.course.system.housekeeping import TREE
+from minifsdp.instruments.system.housekeeping import TREE
 
 
 def end_members(pid: int | None, tree: str, patience: float = 5.0) -> None:

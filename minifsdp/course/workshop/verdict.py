@@ -10,9 +10,9 @@ from os import SEEK_END
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-from minifsdp.course.system.plain_files import read_plain
-from minifsdp.course.warm.client import Process
 from minifsdp.course.workshop.child import STACK
+from minifsdp.instruments.system.plain_files import read_plain
+from minifsdp.instruments.warm.client import Process
 
 State = Literal["passed", "failed", "timeout", "crash", "unchecked"]
 LARGEST = 2**20  # bytes of a result

@@ -10,8 +10,8 @@ from draw.ddp.runs import CAP, ON_PAPER, SIZE, all_reduce, backward_of, bucket_s
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.machine import Run
-from minifsdp.course.plots.palette import (
+from minifsdp.instruments.machine import Run
+from minifsdp.instruments.plots.palette import (
     COLLECTIVE_COLOURS,
     LANE_COLOURS,
     SOFT,
@@ -20,7 +20,7 @@ from minifsdp.course.plots.palette import (
     as_text,
     ink_on,
 )
-from minifsdp.course.watch.intervals import union
+from minifsdp.instruments.watch.intervals import union
 
 CAPS = (0, 1, 2, 5, 10, 25, 50, 100, 200, 400, 1000)  # MiB
 

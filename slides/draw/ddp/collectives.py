@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minifsdp import ring
-from minifsdp.course.plots.palette import (
+from minifsdp.instruments.plots.palette import (
     COLLECTIVE_COLOURS,
     INK,
     LINE,

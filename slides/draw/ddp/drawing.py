@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minifsdp.course.plots.palette import SERIES_COLOURS
+from minifsdp.instruments.plots.palette import SERIES_COLOURS
 
 GOOD, BAD, OTHER = SERIES_COLOURS[:3]
 FOUR = range(4)  # ranks, and chunks

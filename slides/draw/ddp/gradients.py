@@ -15,7 +15,8 @@ from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from minifsdp.course.plots.palette import (
+from minifsdp.course.reference import lab01
+from minifsdp.instruments.plots.palette import (
     CONTESTANT_COLOURS,
     INK,
     LINE,
@@ -26,7 +27,6 @@ from minifsdp.course.plots.palette import (
     as_text,
     ink_on,
 )
-from minifsdp.course.reference import lab01
 
 MICRO = 4
 BATCHES = (5, 5, 4, 2)  # of each rank, where they are uneven

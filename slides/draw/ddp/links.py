@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from minifsdp.comm import Call
 from minifsdp.course.doctor.peak import NVLINK, PCIE
-from minifsdp.course.link.emulated import EmulatedLink
-from minifsdp.course.plots.palette import SERIES_COLOURS, SOFT, as_text
+from minifsdp.instruments.link.emulated import EmulatedLink
+from minifsdp.instruments.plots.palette import SERIES_COLOURS, SOFT, as_text
 
 LINKS = {  # lab 01's, in seconds and bytes per second: 18 links of an H100, 16 lanes, 400 and 25 Gbit/s
     "NVLink 4": (3.4e-6, NVLINK[9, 0][0] * NVLINK[9, 0][1] * 1e9),

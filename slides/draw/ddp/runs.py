@@ -13,13 +13,13 @@ from draw.canvas import MIB
 from torch import nn
 from torch.optim import SGD
 
+from minifsdp.batch import Batch
 from minifsdp.comm import Call
-from minifsdp.course.ladder.data import Batch
 from minifsdp.course.ladder.rungs import Trainer
-from minifsdp.course.machine import A100, Program, Run, record_on_paper, replay
 from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP, naive
 from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.gpt import GPT
+from minifsdp.instruments.machine import A100, Program, Run, record_on_paper, replay
 
 gpt2: Callable[[], GPT] = partial(GPT, vocabulary=50257, width=768, layers=12, heads=12, context=1024, tied=True)
 SIZE = "GPT as large as GPT-2"

@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from minifsdp import comm, ring
-from minifsdp.course.plots.palette import SOFT, as_text
 from minifsdp.course.reference import lab01
+from minifsdp.instruments.plots.palette import SOFT, as_text
 
 
 def group_of(rank: int, ranks: int) -> Any:

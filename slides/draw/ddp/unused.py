@@ -8,7 +8,7 @@ from draw.canvas import canvas
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.plots.palette import INK, OUTCOME_COLOURS, SOFT, TAG_COLOURS, UNIT_COLOURS, as_text, ink_on
+from minifsdp.instruments.plots.palette import INK, OUTCOME_COLOURS, SOFT, TAG_COLOURS, UNIT_COLOURS, as_text, ink_on
 
 BUCKETS = ("w5", "w4"), ("w3", "w2"), ("w1", "w0")  # in the order of backward
 UNUSED = 1, "w2"  # rank, parameter

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.plots.palette import COLLECTIVE_COLOURS, INK, LANE_COLOURS, SOFT, ink_on
+from minifsdp.instruments.plots.palette import COLLECTIVE_COLOURS, INK, LANE_COLOURS, SOFT, ink_on
 
 START, DONE, END = 0.2, 3.5, 4.4
 KINDS = {"work": "compute", "wait": "wait", "host": "host", "use": "compute"}

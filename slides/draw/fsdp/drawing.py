@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.plots.palette import INK, SOFT
+from minifsdp.instruments.plots.palette import INK, SOFT
 
 
 def box(axes: Axes, at: tuple[float, float], width: float, height: float, colour: str, **style: Any) -> None:

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from minifsdp import device
-from minifsdp.course.plots.palette import INK, PALE, REDUCE, SOFT, TAG_COLOURS, UNIT_COLOURS, ink_on
 from minifsdp.course.reference.lab04 import pad_and_chunk, shard_bounds
 from minifsdp.flat_param import FlatParameter, find_parameters
+from minifsdp.instruments.plots.palette import INK, PALE, REDUCE, SOFT, TAG_COLOURS, UNIT_COLOURS, ink_on
 
 
 def torch_padding(sizes: list[int], ranks: int, use_orig_params: bool) -> int:

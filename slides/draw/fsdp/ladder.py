@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from minifsdp.cost.data_parallel import Setting
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.plots.palette import INK, SOFT, STRATEGY_COLOURS, TAG_COLOURS, as_text, ink_on
+from minifsdp.instruments.plots.palette import INK, SOFT, STRATEGY_COLOURS, TAG_COLOURS, as_text, ink_on
 
 BUDGET = 16 * MIB
 

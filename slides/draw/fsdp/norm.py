@@ -10,7 +10,7 @@ from draw.fsdp.runs import ranks
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import OUTCOME_COLOURS, RANK_COLOURS, SOFT, TAG_COLOURS, as_text
+from minifsdp.instruments.plots.palette import OUTCOME_COLOURS, RANK_COLOURS, SOFT, TAG_COLOURS, as_text
 
 OWN = RANK_COLOURS[:2]
 

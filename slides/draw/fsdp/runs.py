@@ -13,12 +13,12 @@ from torch.optim import AdamW
 
 from minifsdp import comm
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.ladder.step import take_step
-from minifsdp.course.launch import launch, rank_device
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy, SyncSchedule
 from minifsdp.fsdp.unit import SHARDED, UNSHARDED, Unit
 from minifsdp.gpt import Block
+from minifsdp.instruments.launch import launch, rank_device
+from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.instruments.watch.step import take_step
 
 SMALL = Settings(ranks=2, batch=2, layers=3, width=105, context=16)  # lab 05's model, with 4 units instead of 6
 LAB = Settings(ranks=2, batch=2, layers=5, width=105, context=16)

@@ -10,8 +10,8 @@ from draw.fsdp.drawing import say
 from matplotlib.figure import Figure
 
 from minifsdp.course.doctor.peak import NVLINK
-from minifsdp.course.machine.shapes import HOSTS, SHAPES, flops, seconds, with_limiter
-from minifsdp.course.plots.palette import SERIES_COLOURS, SOFT, as_text
+from minifsdp.instruments.machine.shapes import HOSTS, SHAPES, flops, seconds, with_limiter
+from minifsdp.instruments.plots.palette import SERIES_COLOURS, SOFT, as_text
 
 MEASURED = {8: 149.8, 16: 149.3, 32: 148.9, 64: 148.7, 128: 148.2, 256: 145.8, 512: 141.0}
 """TFLOPS per A100 of T5-11B, 8 sequences of 512 tokens each: read off figure 7c of arXiv 2304.11277, to about 0.2."""

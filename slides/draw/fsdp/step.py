@@ -10,7 +10,7 @@ from draw.fsdp.runs import ranks
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import (
+from minifsdp.instruments.plots.palette import (
     BLACK,
     GATHER,
     INK,

@@ -9,7 +9,7 @@ from draw.fsdp.drawing import bare, box, say
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import OUTCOME_COLOURS, PALE, SOFT, TAG_COLOURS, UNIT_COLOURS, ink_on
+from minifsdp.instruments.plots.palette import OUTCOME_COLOURS, PALE, SOFT, TAG_COLOURS, UNIT_COLOURS, ink_on
 
 ARROW: dict[str, Any] = {"arrowstyle": "-|>", "color": SOFT, "linewidth": 2, "mutation_scale": 18}
 MODULES = {"embed.weight": 0.1, "head.weight": 2.85}

@@ -17,10 +17,10 @@ from torch import nn
 from minifsdp.cost import data_parallel
 from minifsdp.cost.data_parallel import Setting
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.plots.palette import GATHER, INK, SOFT, TAG_COLOURS, UNIT_COLOURS, as_text, ink_on, lighter
 from minifsdp.course.reference.lab04 import assign_units
 from minifsdp.fsdp.torch_api.wrap import check_not_shared
 from minifsdp.gpt import GPT
+from minifsdp.instruments.plots.palette import GATHER, INK, SOFT, TAG_COLOURS, UNIT_COLOURS, as_text, ink_on, lighter
 
 LARGE: dict[str, Any] = {"vocabulary": 50257, "width": 4096, "layers": 32, "heads": 32, "context": 2048}
 LARGE_SETTING = Setting(ranks=64, itemsize=2)

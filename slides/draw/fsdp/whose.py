@@ -7,7 +7,7 @@ from draw.fsdp.drawing import bare, box, say
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS
+from minifsdp.instruments.plots.palette import INK, SOFT, TAG_COLOURS
 
 LAYERS, RANKS = range(6), range(3)
 IN_USE = 0, 1, 2, 3  # whole now: the unit of 1 and 2, and the root, 0 and 3; 4 and 5 are the third unit

@@ -6,8 +6,8 @@ from draw.canvas import MIB, canvas
 from draw.peaks import held
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.drawing import tag_patches
-from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, ink_on
+from minifsdp.instruments.plots.drawing import tag_patches
+from minifsdp.instruments.plots.palette import INK, SOFT, TAG_COLOURS, ink_on
 
 
 def draw_left() -> Figure:

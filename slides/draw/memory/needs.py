@@ -6,7 +6,7 @@ from draw.canvas import canvas
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.plots.palette import LINE, PALE, SOFT, TAG_COLOURS, as_text, ink_on
+from minifsdp.instruments.plots.palette import LINE, PALE, SOFT, TAG_COLOURS, as_text, ink_on
 
 RANKS, MINE = 4, 1
 PHASES = "forward", "backward", "step()"

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.plots.palette import PALE, SOFT, TAG_COLOURS, ink_on
+from minifsdp.instruments.plots.palette import PALE, SOFT, TAG_COLOURS, ink_on
 
 ACTIVATIONS, OWNED, UNSHARDED = (TAG_COLOURS[tag] for tag in ("activations", "parameters", "unsharded"))
 TALL = 1.1  # inches, of all rows, and of a weight

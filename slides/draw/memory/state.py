@@ -5,9 +5,9 @@ from __future__ import annotations
 from draw.canvas import GB, canvas
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.drawing import tag_patches
-from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, as_text, ink_on
 from minifsdp.course.reference.lab00 import training_bytes
+from minifsdp.instruments.plots.drawing import tag_patches
+from minifsdp.instruments.plots.palette import INK, SOFT, TAG_COLOURS, as_text, ink_on
 
 PSI = 7_500_000_000  # of the ZeRO paper's figure 1
 DEVICE = 80 * GB

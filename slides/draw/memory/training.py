@@ -10,11 +10,11 @@ from draw.canvas import MIB, canvas
 from matplotlib.figure import Figure
 from torch.optim import AdamW
 
-from minifsdp.course.plots.drawing import areas, tag_patches
-from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, as_text, ink_on
 from minifsdp.course.reference.lab00 import saved_bytes, training_bytes
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.gpt import GPT
+from minifsdp.instruments.plots.drawing import areas, tag_patches
+from minifsdp.instruments.plots.palette import INK, SOFT, TAG_COLOURS, as_text, ink_on
+from minifsdp.instruments.watch.ledger import Ledger
 
 SHAPE: dict[str, int] = {"width": 96, "layers": 4, "context": 32}
 BATCHES = (1, 2, 4, 8, 16, 32)

@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.plots.drawing import tag_patches
-from minifsdp.course.plots.palette import (
+from minifsdp.course.reference.lab00 import training_bytes, zero_stages
+from minifsdp.instruments.plots.drawing import tag_patches
+from minifsdp.instruments.plots.palette import (
     COLLECTIVE_COLOURS,
     INK,
     LINE,
@@ -20,7 +21,6 @@ from minifsdp.course.plots.palette import (
     as_text,
     ink_on,
 )
-from minifsdp.course.reference.lab00 import training_bytes, zero_stages
 
 OF_WHAT = f"model state of {PSI / 1e9:.1f} billion parameters, mixed precision, Adam"
 RANKS = 64  # of the ZeRO paper's figure 1

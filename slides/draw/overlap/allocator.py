@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from minifsdp.course.machine import CachingAllocator, Run, replay
-from minifsdp.course.machine.program import Allocate
-from minifsdp.course.machine.shapes import SHAPES, Shape, seconds
-from minifsdp.course.plots.palette import BLOCK_COLOURS, INK, SOFT, TAG_COLOURS, as_text
+from minifsdp.instruments.machine import CachingAllocator, Run, replay
+from minifsdp.instruments.machine.program import Allocate
+from minifsdp.instruments.machine.shapes import SHAPES, Shape, seconds
+from minifsdp.instruments.plots.palette import BLOCK_COLOURS, INK, SOFT, TAG_COLOURS, as_text
 
 T5 = SHAPES["T5-11B-like"]
 SHORT = replace(GPT.device, name="A100 with 40 GiB", capacity=40 * GIB)

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.plots.palette import GATHER, INK, LANE_COLOURS, REDUCE, ink_on
+from minifsdp.instruments.plots.palette import GATHER, INK, LANE_COLOURS, REDUCE, ink_on
 
 COLOURS = {
     "all-gather": GATHER,

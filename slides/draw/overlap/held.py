@@ -11,8 +11,8 @@ from draw.overlap.pools import DEVICE, GATHERS, QUEUEING
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.machine import Program, Run, replay
-from minifsdp.course.machine.program import (
+from minifsdp.instruments.machine import Program, Run, replay
+from minifsdp.instruments.machine.program import (
     COMPUTE,
     Allocate,
     Buffer,
@@ -22,8 +22,8 @@ from minifsdp.course.machine.program import (
     Record,
     WaitEvent,
 )
-from minifsdp.course.plots.palette import INK, TAG_COLOURS, ink_on
-from minifsdp.course.watch.timeline import Span
+from minifsdp.instruments.plots.palette import INK, TAG_COLOURS, ink_on
+from minifsdp.instruments.watch.timeline import Span
 
 UNITS = 3
 LANES = {"host": 4.3, "gathers": 3.2, "compute": 2.1}

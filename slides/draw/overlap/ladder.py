@@ -6,7 +6,7 @@ from draw.canvas import MIB, canvas
 from draw.measured import rungs
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import INK, SOFT, STRATEGY_COLOURS, ink_on
+from minifsdp.instruments.plots.palette import INK, SOFT, STRATEGY_COLOURS, ink_on
 
 RANKS = 4
 COLOURS = {

@@ -9,9 +9,9 @@ from draw.canvas import canvas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.drawing import step_of
-from minifsdp.course.plots.palette import GATHER, INK, LANE_COLOURS, PALE, REDUCE, SOFT, as_text, ink_on
-from minifsdp.course.watch.timeline import Span
+from minifsdp.instruments.plots.drawing import step_of
+from minifsdp.instruments.plots.palette import GATHER, INK, LANE_COLOURS, PALE, REDUCE, SOFT, as_text, ink_on
+from minifsdp.instruments.watch.timeline import Span
 
 LANES = "compute", "communication"
 MESSAGES = {"all-gather": GATHER, "reduce-scatter": REDUCE}

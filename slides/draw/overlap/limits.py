@@ -9,8 +9,8 @@ from draw.overlap.allocator import limiter
 from draw.overlap.runs import DEEP, GPT, big
 from matplotlib.figure import Figure
 
-from minifsdp.course.machine.shapes import SHAPES
-from minifsdp.course.plots.palette import BLOCK_COLOURS, INK, LANE_COLOURS
+from minifsdp.instruments.machine.shapes import SHAPES
+from minifsdp.instruments.plots.palette import BLOCK_COLOURS, INK, LANE_COLOURS
 
 LIMITS = {"k = 1": "k = 1", "k = 2": "k = 2", "k = 3": "k = 3", "no limit": "BACKWARD_PRE"}
 

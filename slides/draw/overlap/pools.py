@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.machine import Program, Run, replay
-from minifsdp.course.machine.hardware import Measured
-from minifsdp.course.machine.program import (
+from minifsdp.instruments.machine import Program, Run, replay
+from minifsdp.instruments.machine.hardware import Measured
+from minifsdp.instruments.machine.program import (
     COMPUTE,
     Allocate,
     Buffer,
@@ -25,7 +25,7 @@ from minifsdp.course.machine.program import (
     Synchronize,
     WaitEvent,
 )
-from minifsdp.course.plots.palette import INK, LANE_COLOURS, PALE, SOFT, TAG_COLOURS, ink_on
+from minifsdp.instruments.plots.palette import INK, LANE_COLOURS, PALE, SOFT, TAG_COLOURS, ink_on
 
 GATHERS = 1  # a stream
 QUEUEING = 0.4e-3  # seconds of the host for a piece of work

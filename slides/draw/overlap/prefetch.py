@@ -15,9 +15,9 @@ from matplotlib.patches import Rectangle
 from minifsdp.cost.data_parallel import Setting, fsdp
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.machine.program import STEP, Allocate, Free, Issue, Kernel, Mark
-from minifsdp.course.machine.shapes import Shape
-from minifsdp.course.plots.palette import INK, SERIES_COLOURS, SOFT, as_text
+from minifsdp.instruments.machine.program import STEP, Allocate, Free, Issue, Kernel, Mark
+from minifsdp.instruments.machine.shapes import Shape
+from minifsdp.instruments.plots.palette import INK, SERIES_COLOURS, SOFT, as_text
 
 
 def prefetch_gain(shape: Shape) -> float:

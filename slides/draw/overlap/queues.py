@@ -10,8 +10,8 @@ from draw.overlap.drawing import COLOURS, bare, box
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import INK
 from minifsdp.course.reference.lab06 import finish_times
+from minifsdp.instruments.plots.palette import INK
 
 QUEUEING = 0.4e-3  # seconds of the host for a piece, in `draw_queue`
 WAITS = {("compute", "all-gather"): 1, ("all-gather", "compute"): 2, ("compute", "reduce-scatter"): 3}

@@ -11,7 +11,7 @@ from draw.measured import recorded
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import BLOCK_COLOURS, GATHER, INK, LANE_COLOURS, OUTCOME_COLOURS, TAG_COLOURS
+from minifsdp.instruments.plots.palette import BLOCK_COLOURS, GATHER, INK, LANE_COLOURS, OUTCOME_COLOURS, TAG_COLOURS
 
 RUNGS = "fsdp", "fsdp-overlap", "fsdp-prefetch", "fsdp-limit", "fsdp2"
 COMPUTE, HIDDEN = LANE_COLOURS["compute"], OUTCOME_COLOURS["right"]

@@ -9,7 +9,7 @@ from draw.fsdp.drawing import bare, box, say
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import BLOCK_COLOURS, GATHER, INK, OUTCOME_COLOURS, SOFT, ink_on
+from minifsdp.instruments.plots.palette import BLOCK_COLOURS, GATHER, INK, OUTCOME_COLOURS, SOFT, ink_on
 
 RIGHT, WRONG = OUTCOME_COLOURS["right"], OUTCOME_COLOURS["wrong"]
 LABELS = {"in use": "in use", "waiting": "freed, waits\nfor compute", "free": "free"}

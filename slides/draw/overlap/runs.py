@@ -10,13 +10,13 @@ import torch
 from draw.overlap.schedules import SCHEDULES
 from torch.optim import AdamW
 
-from minifsdp.course.ladder.data import Batch
+from minifsdp.batch import Batch
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import Trainer
-from minifsdp.course.machine import A100, Program, Run, record_on_paper, replay
-from minifsdp.course.machine.shapes import SHAPES, Shape
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.gpt import Block
+from minifsdp.instruments.machine import A100, Program, Run, record_on_paper, replay
+from minifsdp.instruments.machine.shapes import SHAPES, Shape
 
 GPT = SHAPES["GPT-175B-like"]
 DEEP = replace(GPT, recorded=6, batch=2)  # as in lab 08

@@ -6,11 +6,11 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from minifsdp.course.machine.shapes import ReductionFirst, with_limiter, without_limiter
 from minifsdp.device import current_stream
 from minifsdp.fsdp import OverlapSchedule, PrefetchSchedule, RateLimitedSchedule, SyncSchedule
 from minifsdp.fsdp.schedules.prefetch import POST
 from minifsdp.fsdp.unit import Unit
+from minifsdp.instruments.machine.shapes import ReductionFirst, with_limiter, without_limiter
 
 
 class LateWait(OverlapSchedule):

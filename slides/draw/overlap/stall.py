@@ -14,9 +14,9 @@ from draw.overlap.timelines import last_step
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.machine import Run, replay
-from minifsdp.course.plots.palette import INK, LANE_COLOURS, OUTCOME_COLOURS, ink_on
-from minifsdp.course.watch.timeline import Span
+from minifsdp.instruments.machine import Run, replay
+from minifsdp.instruments.plots.palette import INK, LANE_COLOURS, OUTCOME_COLOURS, ink_on
+from minifsdp.instruments.watch.timeline import Span
 
 BRACKET = 2.72  # its height above the lanes
 WRONG = OUTCOME_COLOURS["wrong"]

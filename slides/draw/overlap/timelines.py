@@ -13,11 +13,11 @@ from draw.overlap.runs import GPT, LINKED, WIDE, big, laptop, layer_seconds, pro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.machine import Run, replay
-from minifsdp.course.plots.drawing import step_of
-from minifsdp.course.plots.palette import OUTCOME_COLOURS, SOFT
-from minifsdp.course.watch.intervals import subtract, union
-from minifsdp.course.watch.timeline import Span
+from minifsdp.instruments.machine import Run, replay
+from minifsdp.instruments.plots.drawing import step_of
+from minifsdp.instruments.plots.palette import OUTCOME_COLOURS, SOFT
+from minifsdp.instruments.watch.intervals import subtract, union
+from minifsdp.instruments.watch.timeline import Span
 
 GPT_ON = f"{GPT.recorded} blocks of a {GPT.name} model on a simulated A100"
 

@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 from minifsdp import comm
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.launch import launch
-from minifsdp.course.plots.palette import GATHER, REDUCE, TAG_COLOURS, as_text
 from minifsdp.course.reference.lab09 import accumulate
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.fsdp import FullyShardedDataParallel, SyncSchedule
 from minifsdp.gpt import Block
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.plots.palette import GATHER, REDUCE, TAG_COLOURS, as_text
+from minifsdp.instruments.watch.ledger import Ledger
 
 SMALL = Settings(ranks=RANKS, batch=RANKS, layers=5, width=105, context=16)
 MICRO_BATCHES = 3

@@ -13,8 +13,8 @@ from draw.measured import told
 from draw.practice.drawing import bare, box
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import COLLECTIVE_COLOURS, INK, LINE, RANK_COLOURS, SOFT, TAG_COLOURS, as_text
 from minifsdp.course.reference.lab10b import commit, my_rows
+from minifsdp.instruments.plots.palette import COLLECTIVE_COLOURS, INK, LINE, RANK_COLOURS, SOFT, TAG_COLOURS, as_text
 
 ROWS = 257  # of the GPT's embedding
 

@@ -9,7 +9,7 @@ from draw.fsdp.drawing import bare, box, say
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import (
+from minifsdp.instruments.plots.palette import (
     GATHER,
     INK,
     LANE_COLOURS,

@@ -11,12 +11,12 @@ from draw.practice.model import RANKS
 from matplotlib.figure import Figure
 from torch import nn
 
-from minifsdp.course.plots.drawing import areas
-from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, as_text
 from minifsdp.course.reference.lab10a import fill_from_meta
-from minifsdp.course.watch.ledger import Ledger
 from minifsdp.flat_param import FlatParameter, copy_values, find_parameters
 from minifsdp.gpt import GPT
+from minifsdp.instruments.plots.drawing import areas
+from minifsdp.instruments.plots.palette import INK, SOFT, TAG_COLOURS, as_text
+from minifsdp.instruments.watch.ledger import Ledger
 
 SHAPE: dict[str, int] = {"width": 96, "layers": 8, "context": 32}
 

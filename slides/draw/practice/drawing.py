@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minifsdp.course.plots.palette import DTYPE_COLOURS, INK, ink_on
+from minifsdp.instruments.plots.palette import DTYPE_COLOURS, INK, ink_on
 
 FP32, BF16 = DTYPE_COLOURS["fp32"], DTYPE_COLOURS["bf16"]
 

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.plots.palette import (
+from minifsdp.course.reference.lab11 import plan_groups, traffic
+from minifsdp.instruments.plots.palette import (
     COLLECTIVE_COLOURS,
     INK,
     LINE,
@@ -23,7 +24,6 @@ from minifsdp.course.plots.palette import (
     as_text,
     ink_on,
 )
-from minifsdp.course.reference.lab11 import plan_groups, traffic
 
 OPS = "all-gather", "reduce-scatter", "all-reduce"
 ALL_REDUCE = COLLECTIVE_COLOURS["all-reduce"]

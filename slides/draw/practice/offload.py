@@ -6,8 +6,8 @@ from draw.canvas import GB, canvas
 from draw.practice.model import RANKS, elements
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.drawing import tag_patches
-from minifsdp.course.plots.palette import INK, LANE_COLOURS, SOFT, TAG_COLOURS
+from minifsdp.instruments.plots.drawing import tag_patches
+from minifsdp.instruments.plots.palette import INK, LANE_COLOURS, SOFT, TAG_COLOURS
 
 
 def draw_offload() -> Figure:

@@ -9,7 +9,7 @@ from draw.practice.model import RANKS, elements
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
-from minifsdp.course.plots.palette import DTYPE_COLOURS, INK, SOFT, as_text
+from minifsdp.instruments.plots.palette import DTYPE_COLOURS, INK, SOFT, as_text
 
 PRECISIONS = {"fp32": (4, 4), "bf16, reduced\nin fp32": (2, 4), "bf16": (2, 2)}  # bytes computed in, reduced in
 GATHERS, SCATTERS = "all-\ngathers", "reduce-\nscatters"

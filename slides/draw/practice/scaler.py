@@ -14,10 +14,10 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from minifsdp import comm
-from minifsdp.course.launch import launch
-from minifsdp.course.plots.palette import OUTCOME_COLOURS, PALE, SOFT
 from minifsdp.course.reference.lab09 import step_together
 from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.plots.palette import OUTCOME_COLOURS, PALE, SOFT
 
 RIGHT, WRONG = OUTCOME_COLOURS.values()
 BAD = 2  # the step in which one rank's gradient is infinite

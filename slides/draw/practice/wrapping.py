@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import nn
 
-from minifsdp.course.plots.palette import INK, SOFT, TAG_COLOURS, UNIT_COLOURS
 from minifsdp.course.reference.lab10a import by_size
 from minifsdp.course.reference.lab10b import units_for
 from minifsdp.flat_param import find_parameters
 from minifsdp.fsdp.torch_api.policies import ModuleWrapPolicy
 from minifsdp.fsdp.torch_api.wrap import wrap_children
 from minifsdp.gpt import GPT, Block
+from minifsdp.instruments.plots.palette import INK, SOFT, TAG_COLOURS, UNIT_COLOURS
 
 
 class Unit(nn.Module):

@@ -9,7 +9,7 @@ from draw.fsdp.drawing import named, say
 from draw.measured import told
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import BLOCK_COLOURS, COLLECTIVE_COLOURS, LANE_COLOURS
+from minifsdp.instruments.plots.palette import BLOCK_COLOURS, COLLECTIVE_COLOURS, LANE_COLOURS
 
 COLUMNS = {  # by title: the rows of the table, the unit, and a colour
     "collectives": (("all-gathers", "reduce-scatters"), 1, COLLECTIVE_COLOURS["all-gather"]),

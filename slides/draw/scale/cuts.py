@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.plots.palette import RANK_COLOURS, SERIES_COLOURS, SOFT, as_text, ink_on
 from minifsdp.fsdp2.cut import Cut, Rows
+from minifsdp.instruments.plots.palette import RANK_COLOURS, SERIES_COLOURS, SOFT, as_text, ink_on
 
 RANKS = 4
 WEIGHT, BIAS = (7, 6), (7,)

@@ -16,11 +16,11 @@ from torch.optim import AdamW
 
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import LEARNING_RATE, RUNGS, Trainer
-from minifsdp.course.launch import launch
-from minifsdp.course.machine import A100, record_steps, replay
-from minifsdp.course.plots.palette import BLOCK_COLOURS, GATHER, INK, LANE_COLOURS, SOFT, ink_on
 from minifsdp.fsdp import PrefetchSchedule
 from minifsdp.fsdp2 import Held, Recorded, fully_shard, use_schedule
+from minifsdp.instruments.launch import launch
+from minifsdp.instruments.machine import A100, record_steps, replay
+from minifsdp.instruments.plots.palette import BLOCK_COLOURS, GATHER, INK, LANE_COLOURS, SOFT, ink_on
 
 SETTINGS = Settings(ranks=2, layers=8, width=128)
 STEPS = 4  # as in lab 12: by then the allocator's cache is as large as it gets

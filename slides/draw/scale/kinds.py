@@ -9,7 +9,7 @@ from draw.fsdp.drawing import bare, box, say
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import DTYPE_COLOURS, GATHER, INK, LINE, REDUCE, SOFT, as_text, ink_on
+from minifsdp.instruments.plots.palette import DTYPE_COLOURS, GATHER, INK, LINE, REDUCE, SOFT, as_text, ink_on
 
 FP32, BF16 = DTYPE_COLOURS["fp32"], DTYPE_COLOURS["bf16"]
 FLOAT8 = LINE

@@ -7,7 +7,7 @@ from draw.fsdp.drawing import box, say
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from minifsdp.course.plots.palette import (
+from minifsdp.instruments.plots.palette import (
     BLACK,
     GATHER,
     INK,

@@ -9,7 +9,7 @@ from draw.fsdp.drawing import bare, box, say
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import COLLECTIVE_COLOURS, GATHER, INK, PALE, SOFT, ink_on
+from minifsdp.instruments.plots.palette import COLLECTIVE_COLOURS, GATHER, INK, PALE, SOFT, ink_on
 
 HOSTS = PER_HOST = 8
 ALL_REDUCE = COLLECTIVE_COLOURS["all-reduce"]

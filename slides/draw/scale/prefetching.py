@@ -8,7 +8,7 @@ from draw.canvas import canvas
 from draw.fsdp.drawing import box, say
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import GATHER, INK, LANE_COLOURS, OUTCOME_COLOURS, ink_on
+from minifsdp.instruments.plots.palette import GATHER, INK, LANE_COLOURS, OUTCOME_COLOURS, ink_on
 
 GATHER_MS, COMPUTE_MS = 2.0, (3.0, 1.0, 3.0, 1.0, 3.0)
 COMPUTE = LANE_COLOURS["compute"]

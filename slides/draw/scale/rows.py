@@ -7,7 +7,7 @@ from draw.fsdp.drawing import bare, box, padding_box, say
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import GATHER, INK, REDUCE, SOFT, UNIT_COLOURS, ink_on
+from minifsdp.instruments.plots.palette import GATHER, INK, REDUCE, SOFT, UNIT_COLOURS, ink_on
 
 # w [5, ...] and b [4] over two ranks; each letter is a row of w or two elements of b
 W, B = UNIT_COLOURS[0], UNIT_COLOURS[2]

@@ -13,7 +13,7 @@ from minifsdp.cost.data_parallel import Bytes
 from minifsdp.cost.fsdp2 import fsdp2
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.plots.palette import INK, SOFT, STRATEGY_COLOURS, TAG_COLOURS, ink_on
+from minifsdp.instruments.plots.palette import INK, SOFT, STRATEGY_COLOURS, TAG_COLOURS, ink_on
 
 FSDP, FLAT, PLAIN = (STRATEGY_COLOURS[name] for name in ("FSDP", "HYBRID_SHARD", "plain"))
 

@@ -10,7 +10,7 @@ from draw.split.lanes import RANKS, UNITS, plan_of
 from matplotlib.figure import Figure
 
 from minifsdp.cost.pipeline import bubble
-from minifsdp.course.plots.palette import INK, SERIES_COLOURS, as_text
+from minifsdp.instruments.plots.palette import INK, SERIES_COLOURS, as_text
 from minifsdp.pipeline.schedules.gpipe import gpipe
 from minifsdp.pipeline.schedules.one_f_one_b import one_f_one_b
 from minifsdp.pipeline.simulate import simulate

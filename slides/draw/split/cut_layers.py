@@ -8,7 +8,7 @@ from draw.split.product import EVERYWHERE, RANKS, arrow
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import COLLECTIVE_COLOURS, GATHER, INK, REDUCE, SOFT, WHITE, ink_on
+from minifsdp.instruments.plots.palette import COLLECTIVE_COLOURS, GATHER, INK, REDUCE, SOFT, WHITE, ink_on
 
 SUM = COLLECTIVE_COLOURS["all-reduce"]
 LANES = (2.2, 0.9)  # heights of ranks 0 and 1

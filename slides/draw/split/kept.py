@@ -11,7 +11,7 @@ from draw.split.lanes import MICROS, RANKS
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from minifsdp.course.plots.palette import EARLIER_COLOURS, TAG_COLOURS
+from minifsdp.instruments.plots.palette import EARLIER_COLOURS, TAG_COLOURS
 
 LINE = re.compile(r"(gpipe|one_f_one_b) +rank (\d): +([\d,]+) bytes of activations, (\d) x")
 

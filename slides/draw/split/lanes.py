@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from minifsdp.cost.pipeline import messages
-from minifsdp.course.plots.palette import INK, PALE, SOFT, ink_on, lighter
-from minifsdp.course.plots.schedules import TONES, colour_of
+from minifsdp.instruments.plots.palette import INK, PALE, SOFT, ink_on, lighter
+from minifsdp.instruments.plots.schedules import TONES, colour_of
 from minifsdp.pipeline.actions import Action, Plan, homes_of
 from minifsdp.pipeline.schedules.gpipe import gpipe
 from minifsdp.pipeline.schedules.interleaved import interleaved

@@ -9,7 +9,7 @@ from draw.fsdp.drawing import bare, box, say
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import RANK_COLOURS, SOFT, ink_on
+from minifsdp.instruments.plots.palette import RANK_COLOURS, SOFT, ink_on
 from minifsdp.pipeline import divide
 
 BLOCKS, WIDTH, VOCABULARY, RANKS = 6, 96, 2304, 4  # the model of lab 14

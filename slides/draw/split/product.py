@@ -9,7 +9,7 @@ from draw.fsdp.drawing import bare, box, say
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import COLLECTIVE_COLOURS, INK, PALE, RANK_COLOURS, SOFT, ink_on
+from minifsdp.instruments.plots.palette import COLLECTIVE_COLOURS, INK, PALE, RANK_COLOURS, SOFT, ink_on
 
 X, W = [[1, 2, 3], [4, 5, 6]], [[1, 2], [3, 4], [5, 6]]
 RANKS = (RANK_COLOURS[0], RANK_COLOURS[2])  # of ranks 0 and 1: two that are far apart

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from minifsdp.cost.pipeline import data_parallel
-from minifsdp.course.plots.palette import GATHER, INK, PALE, REDUCE, SOFT, ink_on
-from minifsdp.course.plots.schedules import colour_of
 from minifsdp.course.reference.lab14 import when_to_reduce
+from minifsdp.instruments.plots.palette import GATHER, INK, PALE, REDUCE, SOFT, ink_on
+from minifsdp.instruments.plots.schedules import colour_of
 
 RANK = 1
 WAYS = {"ZeRO-1": "zero1", "ZeRO-2": "zero2", "ZeRO-3": "fsdp", "FSDP2, kept": "fsdp2"}

@@ -10,8 +10,8 @@ from draw.split.lanes import RANKS, UNITS, runs, sent
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import INK, MICRO_BATCH_COLOURS, PALE, RANK_COLOURS, SOFT, ink_on, lighter
-from minifsdp.course.plots.schedules import TONES
+from minifsdp.instruments.plots.palette import INK, MICRO_BATCH_COLOURS, PALE, RANK_COLOURS, SOFT, ink_on, lighter
+from minifsdp.instruments.plots.schedules import TONES
 
 LAYERS = 8
 _BRACKET: Any = {"arrowstyle": "|-|,widthA=0.35,widthB=0.35", "color": SOFT, "lw": 2, "shrinkA": 0, "shrinkB": 0}

@@ -6,7 +6,7 @@ from draw.canvas import canvas
 from draw.fsdp.drawing import say
 from matplotlib.figure import Figure
 
-from minifsdp.course.plots.palette import (
+from minifsdp.instruments.plots.palette import (
     INK,
     LINE,
     SERIES_COLOURS,

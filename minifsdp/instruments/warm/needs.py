@@ -1,0 +1,9 @@
+"""Modules that the server imports before it forks. None of them may start a thread or initialize CUDA's driver."""
+
+from __future__ import annotations
+
+RANKS_NEED = ("minifsdp.instruments.launch.rank", "torch._dynamo")  # an optimizer's first step imports _dynamo
+RANKS_USE = (  # most of them at least one; imported when the first launch is on its way
+    *(f"minifsdp.{name}" for name in ("ddp", "zero", "fsdp", "fsdp2.api", "tensor_parallel", "pipeline", "checkpoint")),
+    *(f"minifsdp.instruments.{name}" for name in ("watch.ledger", "explore.log")),
+)
