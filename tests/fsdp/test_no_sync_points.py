@@ -196,7 +196,7 @@ def waits_of(name: str) -> list[str]:
     """In the other process. (At construction DDP and ZeRO compare the ranks' models, for which the host may wait.)"""
     with (
         patch("minifsdp.ddp.sync.check_same_on_all_ranks"),
-        patch("minifsdp.zero.partition.check_same_on_all_ranks"),
+        patch("minifsdp.zero.parameters.check_same_on_all_ranks"),
     ):
         return waits_of_steps((NOWHERE | OFFLOADED | {"limit": partial(rung, "fsdp-limit")})[name], STEPS)
 

@@ -44,7 +44,8 @@ from minifsdp.instruments.machine.program import (
     Wait,
     WaitEvent,
 )
-from minifsdp.zero import Zero1Optimizer, Zero2Optimizer, partition
+from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
+from minifsdp.zero import parameters as zero_parameters
 
 SCHEDULES: dict[str, Any] = {"sync": SyncSchedule, "overlap": OverlapSchedule} | {
     f"{name}-{backward.name[9:]}-{depth}": partial(make, backward=backward, depth=depth)
@@ -234,7 +235,7 @@ def test_nor_with_any_option(monkeypatch: pytest.MonkeyPatch, name: str, options
 
 @pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
 def test_nor_have_the_rungs_before(monkeypatch: pytest.MonkeyPatch, rung: Callable[..., Trainer]) -> None:
-    monkeypatch.setattr(partition, "check_same_on_all_ranks", lambda *_: None)
+    monkeypatch.setattr(zero_parameters, "check_same_on_all_ranks", lambda *_: None)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     program = record_steps(partial(rung, gpt()), (tokens, tokens), steps=2)
     assert hazards(program) == set()
