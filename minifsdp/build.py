@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import AdamW, Optimizer
 
-from minifsdp import private
-from minifsdp.comm import Group, world
+from minifsdp.comm import world
+from minifsdp.cost.faults import fault
+from minifsdp.cost.model import Model, Unit
 from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP
+from minifsdp.flat_param import find_parameters
 from minifsdp.fsdp import (
     FullyShardedDataParallel,
     MixedPrecision,
@@ -42,7 +43,7 @@ LEARNING_RATE = 1e-3
 BUCKET_MB = 0.5  # the course's model is small; torch's 25 would be a single bucket
 
 Part: TypeAlias = GPT | GPTStage
-Meshes: TypeAlias = dict[str, DeviceMesh]
+Meshes: TypeAlias = Mapping[str, DeviceMesh]
 """By axis; of hybrid sharding, that of "dp" has two dimensions."""
 
 
@@ -54,8 +55,10 @@ def build(model: GPT, recipe: Recipe) -> Trainer:
         recipe: for as many ranks as there are.
 
     Raises:
-        ValueError: the recipe is for another number of ranks, or its parts do not go together.
+        ValueError: the recipe is for another number of ranks, or the model cannot be divided so (cost/faults.py).
     """
+    if found := fault(sizes_of(model), recipe):
+        raise ValueError(f"{recipe}: {found}")
     meshes = _meshes_of(recipe, model.norm.weight.device.type)
     parts = [model] if recipe.pipeline is None else split(model, recipe, meshes)
     if recipe.tensor is not None:
@@ -69,8 +72,17 @@ def build(model: GPT, recipe: Recipe) -> Trainer:
     return Trainer(nn.ModuleList(modules), optimizer, passes=InTurns(schedule_of(modules, recipe, meshes), *ends))
 
 
+def sizes_of(model: GPT) -> Model:
+    """The numbers of a model; one on the meta device will do."""
+    names = {p: name for name, p in model.named_parameters()}
+    root = {names[p]: tuple(p.shape) for p in find_parameters(model, skip=model.blocks)}
+    blocks: list[Unit] = [{name: tuple(p.shape) for name, p in block.named_parameters()} for block in model.blocks]
+    frozen = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
+    return Model(root, blocks, getattr(model.blocks[0], "heads", 0), frozen=frozen)
+
+
 def _meshes_of(recipe: Recipe, device_type: str) -> Meshes:
-    """This rank's mesh along each axis, the same objects for the same recipe.
+    """This rank's mesh along each axis.
 
     Raises:
         ValueError: the recipe is for another number of ranks.
@@ -79,16 +91,7 @@ def _meshes_of(recipe: Recipe, device_type: str) -> Meshes:
         return {}
     if (ranks := world().size()) != recipe.mesh.ranks:
         raise ValueError(f"the recipe {recipe} is for {recipe.mesh.ranks} ranks, and there are {ranks}")
-    made = _made.setdefault(world(), {})
-    key = recipe.mesh, device_type, tuple(recipe.divided)
-    if key not in made:
-        with private.unwatched():  # tables of ranks are no part of a model
-            made[key] = recipe.mesh.device_meshes(device_type, recipe.divided)
-    return made[key]
-
-
-_made: WeakKeyDictionary[Group, dict[Any, Meshes]] = WeakKeyDictionary()
-"""By default process group, for all models that are divided alike: connections are few."""
+    return recipe.mesh.device_meshes(device_type, recipe.divided)
 
 
 def split(model: GPT, recipe: Recipe, meshes: Meshes) -> list[Part]:

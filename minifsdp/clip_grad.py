@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from minifsdp import comm
 from minifsdp.comm import Group, Label
 from minifsdp.device import compute_device
-from minifsdp.local_parts import groups_of, local_gradient
+from minifsdp.local_parts import groups_of, local_gradient, ranks_of
 from minifsdp.optimizer_checks import check_shards
 from minifsdp.private import name_of
 from minifsdp.whole_tensors import is_flat
@@ -98,9 +98,7 @@ def clip_grad_norm(
         raise ValueError(
             f"norm_type={norm_type} has no norm that shards can add up: give a number above 0, or infinity"
         )
-    parts = {groups: list(theirs) for groups, theirs in sharded.items()}
-    for p in replicated:  # but for what tensor parallelism has sharded
-        parts.setdefault(groups_of(p), []).append(p)
+    parts = _by_ranks([*sharded.items(), *((groups_of(p), [p]) for p in replicated)])  # which may be sharded by others
     params = [*chain(*parts.values())]
     # On every rank the same, unlike the gradients' dtypes: a rank may have none
     dtype = reduce(torch.promote_types, (p.dtype for p in params), torch.float32)
@@ -136,6 +134,15 @@ def clip_grad_norm(
         )
         return total
     return total.to(reduce(torch.promote_types, (g.dtype for g in gradients)))
+
+
+def _by_ranks(given: Iterable[tuple[tuple[Group, ...], Iterable[Tensor]]]) -> dict[tuple[Group, ...], list[Tensor]]:
+    """Parameters by groups, of which those of the same ranks count as one."""
+    known: dict[Any, tuple[Group, ...]] = {}
+    parts: dict[tuple[Group, ...], list[Tensor]] = {}
+    for groups, theirs in given:
+        parts.setdefault(known.setdefault(ranks_of(groups), groups), []).extend(theirs)
+    return parts
 
 
 def _check_agreed(total: Tensor, parts: Mapping[tuple[Group, ...], list[Tensor]]) -> None:

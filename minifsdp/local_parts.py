@@ -102,6 +102,18 @@ def groups_of(p: Any) -> tuple[Group, ...]:
     return tuple(mesh_group(p.device_mesh, dim) for dim in cuts_of(p))
 
 
+def ranks_of(groups: Iterable[Group]) -> tuple[Any, ...]:
+    """Their ranks, by which all ranks tell groups apart: torch may have several of the same, and use any of them."""
+    return tuple(map(_ranks_of, groups))
+
+
+def _ranks_of(group: Group) -> Any:
+    try:
+        return tuple(global_ranks(group))
+    except KeyError:  # torch does not know it, and makes no other of these ranks
+        return group
+
+
 def groups_on_meshes(params: Iterable[Any]) -> list[Group]:
     """The process groups along all dimensions of the meshes that parameters are on, also where they are replicated."""
     meshes = dict.fromkeys(p.device_mesh for p in params if isinstance(p, DTensor))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -96,20 +97,54 @@ class Mesh:
             return self.ranks
         return prod(self.size(inner) for inner in self.axes[self.axes.index(axis) + 1 :])
 
-    def device_meshes(self, device_type: str, also: Sequence[str] = ()) -> dict[str, DeviceMesh]:
-        """Process groups: of each axis with several ranks this rank's mesh of one dimension; called on every rank.
+    def device_meshes(self, device_type: str, also: Sequence[str] = ()) -> Mapping[str, DeviceMesh]:
+        """This rank's mesh of one dimension along each axis with several ranks; to be called on every rank.
 
-        Of hybrid sharding, that of "dp" has two: "replicate" and "shard".
+        Of hybrid sharding, that of "dp" has two: "replicate" and "shard". Equal arguments give the same meshes. And
+        axes of the same ranks have the same process group, whatever the rest of their meshes: torch takes equal parts
+        of two meshes for one (`DeviceMesh.__eq__`), and its caches of DTensors answer with the first one.
 
         Args:
             device_type: "cpu" or "cuda".
-            also: axes that are wanted even if they have one rank.
+            also: axes that are wanted even if they have one rank; "replicate": both dimensions of "dp", likewise.
         """
-        from torch.distributed.device_mesh import init_device_mesh
+        from minifsdp.comm import world
+
+        made = _made.setdefault(world(), {})
+        key = self, device_type, tuple(also)
+        if key not in made:
+            made[key] = self._new_device_meshes(device_type, also)
+        return made[key]
+
+    def _new_device_meshes(self, device_type: str, also: Sequence[str]) -> dict[str, DeviceMesh]:
+        import torch
+        from torch.distributed.device_mesh import DeviceMesh
+
+        from minifsdp.private import unwatched
+        from minifsdp.process_groups import group_among
 
         dims = {axis: {axis: self.size(axis)} for axis in self.axes if axis in {*self.divided, *also}}
-        if self.replicate > 1:
+        if self.replicate > 1 or "replicate" in also:
             dims["dp"] = {"replicate": self.replicate, "shard": self.dp // self.replicate}
         sizes = {name: size for of_axis in dims.values() for name, size in of_axis.items()}
-        whole = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-        return {axis: whole[tuple(names)] for axis, names in dims.items()}
+        with unwatched():  # tables of ranks are no part of a model
+            ranks = torch.arange(self.ranks).view(*sizes.values())
+            lines = [ranks.movedim(dim, -1).reshape(-1, size).tolist() for dim, size in enumerate(ranks.shape)]
+            groups: Any = [group_among(each) for each in lines]
+            every = DeviceMesh.from_group(
+                groups if groups[1:] else groups[0], device_type, ranks, mesh_dim_names=(*sizes,)
+            )
+            return {axis: every[tuple(names)] for axis, names in dims.items()}
+
+
+def all_ranks(device_type: str) -> DeviceMesh:
+    """A mesh of all ranks in one dimension without a name, as torch's `fully_shard` makes it."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from minifsdp.comm import world
+
+    return init_device_mesh(device_type, (world().size(),))
+
+
+_made: WeakKeyDictionary[Any, dict[Any, Mapping[str, DeviceMesh]]] = WeakKeyDictionary()
+"""By default process group."""

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from minifsdp import comm
 from minifsdp.comm import Group
 from minifsdp.private import base_store_of, name_of, new_group_named
 
@@ -73,6 +74,25 @@ def part_of(group: Group, ranks: Sequence[int]) -> Group:
     everyone = global_ranks(group)
     name = f"{name_of(group)}/{'-'.join(map(str, ranks))} {number}"
     return new_group_named(name, [everyone[rank] for rank in ranks], _options())  # type: ignore[no-any-return]
+
+
+def group_among(lines: Sequence[Sequence[int]]) -> Group:
+    """This rank's of the groups into which all ranks are divided; the same one for equal arguments.
+
+    To be called on every rank.
+    """
+    world = comm.world()
+    if len(lines) == 1:
+        return world
+    made = _divided.setdefault(world, {})
+    key = tuple(map(tuple, lines))
+    if key not in made:
+        made[key] = _new_group([*map(list, lines)])
+    return made[key]
+
+
+_divided: WeakKeyDictionary[Group, dict[tuple[tuple[int, ...], ...], Group]] = WeakKeyDictionary()
+"""By default group."""
 
 
 def destroy(group: Group) -> None:

@@ -38,7 +38,9 @@ class Trainer:
         """Forward, backward, optimizer; the loss, a scalar without gradient.
 
         Args:
-            tokens, targets: this rank's rows, int64 [rows, context], on its device.
+            tokens, targets: this rank's rows, int64 [rows, context], on its device: the same ones for all ranks of a
+                replica, and as many for each replica, since means of replicas count alike; in a pipeline, a multiple
+                of the micro-batches.
             tell: hears "forward", "backward" and "optimizer", a pipeline's actions, such as "0F1", and "rest" before
                 `zero_grad`.
         """

@@ -114,10 +114,10 @@ class Stopwatch:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A launch runs those of a file's checks that have not been deselected."""
     for item in session.items:
-        select = getattr(getattr(item.module, "check", None), "select", None)
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        if select and {"ranks", "name"} <= params.keys():
-            select(params["ranks"], params["name"])
+        if {"ranks", "name"} <= params.keys():
+            for checks in (each for each in vars(item.module).values() if type(each).__name__ == "Checks"):
+                checks.select(params["ranks"], params["name"])
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -32,7 +32,7 @@ from minifsdp.course.ladder.measure import take_step
 from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.absent import Absent
-from minifsdp.fsdp2 import dtensors
+from minifsdp.fsdp2 import api
 from minifsdp.instruments.machine.paper import _absent_like
 
 RANKS = 4
@@ -127,7 +127,7 @@ def pretend() -> Iterator[Waits]:
     waits = Waits()
     device.command_observers.append(waits.hear)
     try:
-        mesh = patch.object(dtensors, "default_mesh", lambda *_: MESH)
+        mesh = patch.object(api, "all_ranks", lambda *_: MESH)
         with patch.object(Absent, "like", _absent_like), mesh, FakeTensorMode(), waits:
             yield waits
     finally:

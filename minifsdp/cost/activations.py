@@ -82,12 +82,14 @@ class Cut:
         sequence: what lies between the cut layers is cut along the sequence, which the ranks divide.
         regather: then inputs of layers by columns are kept as parts.
         recomputed: forward runs again in backward (activation checkpointing).
+        adds_bias: of layers cut by rows, as the first rank does.
     """
 
     ranks: int = 1
     sequence: bool = False
     regather: bool = False
     recomputed: bool = False
+    adds_bias: bool = True
 
 
 def kept_by_block(sizes: Sizes, cut: Cut) -> dict[str, int]:

@@ -60,6 +60,7 @@ class Setting:
         rank: whose bytes they are; only where parameters are sharded one by one do they differ.
         runs_behind: the host only queues work: buffers that are held are given back later (fsdp2/held.py).
         batch: sequences of a step over all ranks; only activations, and messages of them, depend on it.
+        context: their tokens; 0: as many as the model takes.
     """
 
     ranks: int
@@ -69,6 +70,7 @@ class Setting:
     rank: int = 0
     runs_behind: bool = False
     batch: int = 0
+    context: int = 0
 
     def reducing(self, size: int) -> int:
         """Bytes beside a padded buffer of `size` bytes in its reduction: the mean's shard and the parts received."""
@@ -80,8 +82,8 @@ class Setting:
         return self.itemsize * self.ranks * -(-numel // self.ranks)
 
     def shard_state(self, buffers: Sequence[int]) -> int:
-        """Bytes of optimizer state for a shard of each padded buffer (bytes)."""
-        return self.optimizer.bytes([size // self.ranks // self.itemsize for size in buffers])
+        """Bytes of optimizer state for a shard of each padded buffer (bytes); an empty root has none."""
+        return self.optimizer.bytes([size // self.ranks // self.itemsize for size in buffers if size])
 
 
 def buckets(numels: Sequence[int], cap_bytes: int, itemsize: int = 4) -> list[int]:
@@ -169,7 +171,7 @@ def fsdp(
     """
     if setting.ranks == 1:  # nothing is sharded
         psi = setting.itemsize * sum(map(sum, units))
-        return Bytes(psi, psi, setting.optimizer.bytes([sum(unit) for unit in units]), 0, psi)
+        return Bytes(psi, psi, setting.optimizer.bytes([sum(unit) for unit in units if unit]), 0, psi)
     root, *blocks = sizes = [setting.padded(sum(unit)) for unit in units]
     held = sum(sizes) // setting.ranks
     whole = sum(blocks)

@@ -12,18 +12,27 @@ if TYPE_CHECKING:
 
 def fault(model: Model, recipe: Recipe) -> str:
     """In words, with the cure; empty: it can."""
-    tp, context = recipe.mesh.tp, model.root["position.weight"][0]
-    if recipe.tensor is not None and recipe.tensor.sequence and context % tp:
-        return f"{context} tokens cannot be shared by {tp} ranks: choose a multiple for --context"
-    if recipe.tensor is not None and model.heads % tp:
-        return f"{model.heads} heads cannot be shared by {tp} ranks: choose --heads or --ranks so that they can"
-    vocabulary, _ = model.root["embed.weight"]
-    if recipe.tensor is not None and vocabulary <= -(-vocabulary // tp) * (tp - 1):
-        return f"{vocabulary} tokens of the vocabulary leave one of {tp} ranks without any: choose fewer ranks"
-    if recipe.data is not None and recipe.data.precision != "fp32":
-        return f"there is no arithmetic of precision={recipe.data.precision} yet: leave it out"
+    if recipe.tensor is not None:
+        tp, (context, _), (vocabulary, _) = recipe.mesh.tp, model.root["position.weight"], model.root["embed.weight"]
+        if recipe.tensor.sequence and context % tp:
+            return f"{context} tokens cannot be shared by {tp} ranks: choose a context that is a multiple of {tp}"
+        if model.heads % tp:
+            return f"{model.heads} heads cannot be shared by {tp} ranks: choose a multiple of {tp} heads"
+        if vocabulary <= -(-vocabulary // tp) * (tp - 1):
+            return f"{vocabulary} tokens of the vocabulary leave one of {tp} ranks without any: choose fewer ranks"
     if recipe.pipeline is not None:
         stages, layers = recipe.mesh.pp * recipe.pipeline.stages, len(model.blocks)
         if layers < stages:
-            return f"{layers} blocks make no {stages} stages: choose --layers {stages} or more"
+            return f"{layers} blocks make no {stages} stages: choose {stages} or more layers"
+        if stages > 1 and "head.weight" not in model.root:
+            return "the embedding's weight is the head's, too, and they are in two stages: leave tied=True or pp out"
+    return ""
+
+
+def unpredicted(model: Model, recipe: Recipe) -> str:
+    """Why `cost` and `sent` have no numbers for a model that can be trained, with the cure; empty: they have."""
+    if recipe.data is not None and recipe.data.precision != "fp32":
+        return f"there is no arithmetic of precision={recipe.data.precision} yet: leave it out"
+    if model.frozen:
+        return f"there is no arithmetic of frozen parameters, such as {model.frozen[0]}: train all of them"
     return ""

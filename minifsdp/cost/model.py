@@ -24,6 +24,7 @@ class Model:
         blocks: each block's, in the order of forward.
         heads: of attention, in each block of the whole model; 0: unknown.
         is_first, is_last: it has the first block, and the last.
+        frozen: names of parameters that are not trained.
     """
 
     root: Unit
@@ -31,6 +32,7 @@ class Model:
     heads: int = 0
     is_first: bool = True
     is_last: bool = True
+    frozen: Sequence[str] = ()
 
     @property
     def shapes(self) -> list[list[Shape]]:

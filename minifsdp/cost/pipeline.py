@@ -95,7 +95,12 @@ def kept_for_weights(stage: Stage, sizes: Sizes, cut: Cut | None = None) -> int:
     inputs = t if cut is not None and cut.regather else 1
     block = token * sizes.width * 2 // inputs + token * sizes.width * 12 // t + token * sizes.width * 2
     head = token * (sizes.width + sizes.vocabulary) if stage.is_last else 0
-    return stage.blocks * block + head
+    return stage.blocks * (block + zeros(sizes, cut)) + head
+
+
+def zeros(sizes: Sizes, cut: Cut | None) -> int:
+    """Bytes of what a rank adds in a block where the first one adds the biases of out and down; kept from F to W."""
+    return 0 if cut is None or cut.adds_bias else 2 * sizes.itemsize * sizes.width
 
 
 def held(
@@ -110,6 +115,7 @@ def held(
     homes = homes_of(plan)
     passed = stream(sizes, cut)
     now = most = 0
+    splits = any(kind == "W" for _, kind, _ in plan[rank])
     sent: list[tuple[int, int]] = []  # of each gradient on its way: the receiver, and its place in the receiver's list
     for number, kind, micro in plan[rank]:
         most = max(most, now + passed * len(sent))
@@ -119,6 +125,7 @@ def held(
             made = _place(plan[source], *maker, micro)
             sent = [each for each in sent if each[0] != source or each[1] > made]
         whole = kept(stage, sizes, cut) - (passed if below == rank else 0)  # its input is the output of a stage here
+        whole += splits * stage.blocks * zeros(sizes, cut)
         if kind == "F":
             now += whole
         elif kind == "W":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from minifsdp.cost import activations, data_parallel, pipeline, tensor_parallel
 from minifsdp.cost.activations import Cut, Sizes
 from minifsdp.cost.data_parallel import Bytes, Setting
+from minifsdp.cost.faults import fault, unpredicted
 from minifsdp.cost.fsdp2 import Buffers, fsdp2
 from minifsdp.cost.model import CUTS, Model, part, stages
 from minifsdp.cost.pipeline import Stage
@@ -53,16 +54,28 @@ class Divided:
 
 
 def divide(model: Model, recipe: Recipe, rank: int, setting: Setting) -> Divided:
-    """Stages, and parts of them; arguments as for `cost`."""
+    """Stages, and parts of them; arguments and errors as for `cost`."""
+    if found := fault(model, recipe) or unpredicted(model, recipe):
+        raise ValueError(f"{recipe}: {found}")
+    replicas, micros = recipe.mesh.dp, recipe.micro_batches
+    if setting.batch % (replicas * micros):
+        raise ValueError(
+            f"{recipe}: {setting.batch} rows are not {replicas} replicas' {micros} micro-batches each: choose a "
+            f"multiple of {replicas * micros}"
+        )
     mesh, tensor = recipe.mesh, recipe.tensor
     every = stages(model, 1 + max(stage for did in recipe.actions for stage, _, _ in did))
     mine = [every[number] for number in sorted({stage for stage, _, _ in recipe.actions[mesh.place(rank, "pp")]})]
-    cut = None if tensor is None else Cut(mesh.tp, tensor.sequence, tensor.regather)
+    cut = (
+        None
+        if tensor is None
+        else Cut(mesh.tp, tensor.sequence, tensor.regather, adds_bias=mesh.place(rank, "tp") == 0)
+    )
     parts = mine if cut is None else [part(stage, mesh.tp, mesh.place(rank, "tp")) for stage in mine]
     over = {axis: replace(setting, ranks=mesh.size(axis), rank=mesh.place(rank, axis)) for axis in ("dp", "tp")}
     shards = mesh.dp // mesh.replicate
     over["shard"] = replace(setting, ranks=shards, rank=mesh.place(rank, "dp") % shards)
-    rows = setting.batch // mesh.dp // recipe.micro_batches
+    rows = setting.batch // replicas // micros
     return Divided(every, parts, cut, _sizes(model, parts[-1], rows, setting), over)
 
 
@@ -74,6 +87,9 @@ def cost(model: Model, recipe: Recipe, rank: int, setting: Setting) -> StepBytes
         recipe: how it is trained.
         rank: as in the default process group.
         setting: its `ranks` and `rank` are taken from the recipe.
+
+    Raises:
+        ValueError: the model cannot be trained so; or there is no arithmetic for it (faults.py).
     """
     mine = divide(model, recipe, rank, setting)
     held = _shards(mine, recipe)
@@ -86,7 +102,9 @@ def _sizes(model: Model, last: Model, rows: int, setting: Setting) -> Sizes:
     """Of a micro-batch; `last` has this rank's part of the head, if the rank has one."""
     (vocabulary, width), (context, _) = model.root["embed.weight"], model.root["position.weight"]
     vocabulary, _ = last.root.get("head.weight", (vocabulary, width))
-    return Sizes(rows, context, width, model.heads, vocabulary, setting.itemsize, setting.runs_behind)
+    return Sizes(
+        rows, setting.context or context, width, model.heads, vocabulary, setting.itemsize, setting.runs_behind
+    )
 
 
 def _shards(mine: Divided, recipe: Recipe) -> Bytes:

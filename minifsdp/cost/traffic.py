@@ -110,6 +110,8 @@ def _data(mine: Divided, recipe: Recipe, data: DataParallel) -> Counter[Message]
     for size, is_root in _buffers(mine, recipe, data):
         name = "fsdp-grad-op" if data.kind == "fsdp" and not data.reshard else data.kind
         repeats = pipeline.data_parallel(name, micros, is_root)
+        if data.kind == "zero2":  # each of the rank's stages has a backward of its own, which reduces all buckets
+            repeats = repeats._replace(reductions=len(mine.parts) * micros)
         if data.kind == "fsdp2" and recipe.pipeline is None and data.reshard and not is_root:
             repeats = repeats._replace(gathers=2)
         axis = "shard" if recipe.mesh.replicate > 1 else "dp"

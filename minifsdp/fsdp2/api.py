@@ -24,6 +24,7 @@ from minifsdp.fsdp2.policies import NO_POLICY, ON_DEVICE, policies
 from minifsdp.fsdp2.unit import ParamUnit
 from minifsdp.kinds import check_kind, check_mesh, is_named, refused, tensors_of
 from minifsdp.local_parts import check_replicated, refuse_replaced, replaced
+from minifsdp.mesh import all_ranks
 from minifsdp.optimizer_checks import (
     check_not_stale,
     check_steps_after_backward,
@@ -84,7 +85,7 @@ def fully_shard(
     group = comm.world()
     params = _params_of(modules, ignored)
     device = compute_device(None, params, group)
-    mesh = mesh if mesh is not None else dtensors.default_mesh(device, group)
+    mesh = mesh if mesh is not None else all_ranks(device.type)
     _check_mesh(mesh)
     plan = _plan(mesh, mp_policy, offload_policy)
     for group, (p, places) in product(filter(None, (plan.inside, plan.across)), params.items()):

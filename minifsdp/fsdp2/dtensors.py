@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from minifsdp import private
-from minifsdp.comm import Group
 from minifsdp.draws import draw_whole
 from minifsdp.fsdp2.cut import Cut
 from minifsdp.local_parts import as_placed as as_placed
@@ -69,11 +68,6 @@ def pin(sharded: Tensor) -> None:
     local = local_of(sharded)
     if local.numel() and local.device.type == "cpu" and not local.is_pinned():
         dtensor.put_local(sharded, local.pin_memory())
-
-
-def default_mesh(device: torch.device, group: Group) -> DeviceMesh:
-    """All ranks in one dimension."""
-    return init_device_mesh(device.type, (group.size(),))
 
 
 def dim_of(placement: Any, p: nn.Parameter, name: str) -> int:

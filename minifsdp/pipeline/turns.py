@@ -27,7 +27,13 @@ class InTurns:
         """The mean of the micro-batches' losses, on every rank.
 
         "backward" begins with this rank's first one. All ranks of a pipeline are given the same rows.
+
+        Raises:
+            ValueError: the rows cannot be cut into micro-batches.
         """
+        rows, micros = len(tokens), self.schedule.n_microbatches
+        if rows % micros:
+            raise ValueError(f"{rows} rows make no {micros} equal micro-batches: give a multiple of {micros}")
         executor, stages = self.schedule.executor, self.schedule.stages
         losses: list[Tensor] = []
         with ExitStack() as part:

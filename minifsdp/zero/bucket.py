@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from minifsdp.comm import Group, Handle, Label
 from minifsdp.contents import Contents
 from minifsdp.ddp.bucketed import assign_buckets
 from minifsdp.layout import Layout
-from minifsdp.local_parts import groups_of, local_of
+from minifsdp.local_parts import groups_of, local_of, ranks_of
 from minifsdp.order import check_labelled_calls, next_on
 
 
@@ -120,9 +121,9 @@ def make_buckets(
     params: Iterable[nn.Parameter], names: Mapping[Tensor, str], group: Group, cap_bytes: int
 ) -> list[Bucket]:
     """Divide the parameters that require a gradient among buckets of at most `cap_bytes`, in reverse order."""
-    alike: dict[tuple[Group, ...], list[nn.Parameter]] = {}  # a bucket's shards are clipped by one norm
+    alike: dict[Any, list[nn.Parameter]] = {}  # by ranks: a bucket's shards are clipped by one norm
     for p in (each for each in params if each.requires_grad):
-        alike.setdefault(groups_of(p), []).append(p)
+        alike.setdefault(ranks_of(groups_of(p)), []).append(p)
     return [
         Bucket(part, [names[p] for p in part], group)
         for trainable in alike.values()

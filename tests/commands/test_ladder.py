@@ -241,7 +241,10 @@ def refused(monkeypatch, capsys, *options: str) -> str:
         (["--axis", "sequence"], "--axis: there is no 'sequence'; there are data, tensor, pipeline"),
         (["--axis", "tensor", "--rungs", "fsdp"], "--rungs: there is no 'fsdp'; there are ddp, tp, tp-sp"),
         (["--axis", "tensor", "--rungs", "ddp,tp-fsdp2"], "--rungs tp-fsdp2: 2 ranks are no mesh of dp x tp"),
-        (["--axis", "tensor", "--ranks", "5"], "--rungs tp: 12 heads cannot be shared by 5 ranks: choose --heads"),
+        (
+            ["--axis", "tensor", "--ranks", "5"],
+            "--rungs tp: 12 heads cannot be shared by 5 ranks: choose a multiple of 5 heads",
+        ),
         (["--axis", "tensor", "--width", "175"], "width 175 cannot be divided into 12 heads"),
         (["--axis", "tensor", "--context", "25", "--rungs", "tp-sp"], "25 tokens cannot be shared by 2 ranks"),
     ],

@@ -109,7 +109,7 @@ def test_the_table_fits_and_ticks(record: dict[str, Any]) -> None:
     ("given", "words"),
     [
         ({"batch": 12}, "--batch 12 cannot be shared equally by 8 micro-batches: choose a multiple of 8"),
-        ({"layers": 6, "rungs": ("interleaved",)}, "6 blocks make no 8 stages: choose --layers 8 or more"),
+        ({"layers": 6, "rungs": ("interleaved",)}, "6 blocks make no 8 stages: choose 8 or more layers"),
         ({"layers": 3, "rungs": ("1f1b", "gpipe")}, "3 blocks make no 4 stages"),
     ],
 )

@@ -21,6 +21,7 @@ from minifsdp.recipe import Recipe
 
 ALL = ["ddp", "3d", "3d-fsdp2"]
 OWN = "pp=2,tp=2,order=gpipe"
+ANOTHER = "dp=2,tp=2,data=zero1,sequence"
 
 
 def settings(**given: Any) -> Settings:
@@ -59,21 +60,23 @@ def test_fewer_ranks_make_no_three_axes(tmp_path: Path) -> None:
         ladder.check(settings(ranks=4), "cpu", tmp_path)
 
 
-def test_a_recipe_is_climbed_beside_a_rung(tmp_path: Path) -> None:
-    climb(settings(ranks=4).beside(None, [Recipe.parse(OWN)]), tmp_path)
+def test_recipes_are_climbed_beside_a_rung(tmp_path: Path) -> None:
+    """Of two recipes the same ranks divide a layer, and in the first they have some of the layers only."""
+    climb(settings(ranks=4).beside(None, [Recipe.parse(OWN), Recipe.parse(ANOTHER)]), tmp_path)
     record = record_in(tmp_path)
-    assert [rung["name"] for rung in record["rungs"]] == ["ddp", OWN]
-    assert record["recipes"] == [OWN]
+    assert [rung["name"] for rung in record["rungs"]] == ["ddp", OWN, ANOTHER]
+    assert record["recipes"] == [OWN, ANOTHER]
     assert_losses_equal_one_process(record)
     assert_bytes_are_as_predicted_on_every_rank(record)
-    assert record["rungs"][1]["sent"] == record["rungs"][1]["predicted_sent"]
+    for rung in record["rungs"]:
+        assert rung["sent"] == rung["predicted_sent"], rung["name"]
 
 
 @pytest.mark.parametrize(
     ("recipe", "ranks", "says"),
     [
         (OWN, 8, f"--recipe {OWN}: it is for 4 ranks, not 8: leave --ranks out"),
-        ("pp=4", 4, "--recipe pp=4: 2 blocks make no 4 stages: choose --layers 4 or more"),
+        ("pp=4", 4, "--recipe pp=4: 2 blocks make no 4 stages: choose 4 or more layers"),
         ("tp=8", 8, "--recipe tp=8: 4 heads cannot be shared by 8 ranks"),
     ],
 )

@@ -155,6 +155,18 @@ def is_type(found: str) -> bool:
     return f"{found}.".startswith(("torch.distributed.tensor.", "torch.distributed.device_mesh."))
 
 
+def test_one_file_builds_meshes():
+    """The others ask it, so that axes of the same ranks have the same group."""
+    built = "init_device_mesh", "DeviceMesh", "from_group"
+    makers = {
+        name(path)
+        for path in UPSTAIRS + COURSE
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in built
+    }
+    assert makers == {"mesh.py"}
+
+
 def test_the_arithmetic_shares_no_code_with_what_it_predicts():
     """It sees recipes, which are values, only as types."""
     files = [path for path in LIBRARY if path.parent.name == "cost"]

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,6 +24,7 @@ from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.gpt import GPT
+from minifsdp.mesh import Mesh
 
 LIMIT = measure.Settings().limit  # of the rung fsdp-limit
 
@@ -68,8 +68,7 @@ def _torch_fsdp1(model: nn.Module, strategy: TorchStrategy) -> Trainer:
 
 def _fsdp2(model: Any, fully_shard: Callable[..., Any]) -> Trainer:
     # torch's defaults to the machine's accelerator, if it has one, even for a model on CPU.
-    assert dist.group.WORLD is not None
-    mesh = DeviceMesh.from_group(dist.group.WORLD, next(model.parameters()).device.type)
+    mesh = _mesh_of(model, Mesh(dp=dist.get_world_size()))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -87,9 +86,12 @@ def _fsdp(model: nn.Module, strategy: ShardingStrategy, **options: Any) -> Train
 
 def _fsdp_hybrid(model: GPT) -> Trainer:
     ranks = dist.get_world_size()
-    pairs = torch.arange(ranks).view(-1, ranks if ranks % 2 else 2)
-    mesh = DeviceMesh(next(model.parameters()).device.type, pairs)
-    return _fsdp(model, ShardingStrategy.HYBRID_SHARD, device_mesh=mesh)
+    pairs = _mesh_of(model, Mesh(dp=ranks, replicate=1 if ranks % 2 else ranks // 2), "replicate")
+    return _fsdp(model, ShardingStrategy.HYBRID_SHARD, device_mesh=pairs)
+
+
+def _mesh_of(model: nn.Module, mesh: Mesh, *also: str) -> DeviceMesh:
+    return mesh.device_meshes(next(model.parameters()).device.type, ("dp", *also))["dp"]
 
 
 def _rung(model: GPT, name: str) -> Trainer:

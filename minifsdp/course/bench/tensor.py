@@ -19,6 +19,7 @@ from torch.distributed.tensor import Shard
 import minifsdp.tensor_parallel as ours
 from minifsdp.course.bench.contest import Contest, Cost, Step, costs
 from minifsdp.instruments.launch import launch
+from minifsdp.mesh import Mesh
 
 CONTESTANTS = ("torch-tp", "our-tp", "torch-tp-sp", "our-tp-sp")
 
@@ -104,8 +105,7 @@ def _step(settings: TensorSettings, name: str, wait: bool) -> Step:
     model: nn.Module = nn.Sequential(*(Block(settings.width) for _ in range(settings.blocks)))
     tokens = settings.tokens
     if name != "plain":
-        assert dist.group.WORLD is not None
-        model = parallelize(model, name, DeviceMesh.from_group(dist.group.WORLD, "cpu"))
+        model = parallelize(model, name, Mesh(tp=dist.get_world_size()).device_meshes("cpu", ["tp"])["tp"])
         tokens //= settings.ranks if name.endswith("sp") else 1
     params, rows = list(model.parameters()), torch.ones(1, tokens, settings.width)
 

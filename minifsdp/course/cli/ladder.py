@@ -71,7 +71,7 @@ def ladder(
     ] = None,
     recipe: Annotated[
         list[str] | None,
-        typer.Option(help="Beside the rungs, a recipe such as pp=2,dp=2,tp=2,zero=1."),
+        typer.Option(help="Beside the rungs, a recipe such as pp=2,dp=2,tp=2,zero=1; may be given several times."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps per rung.")] = DEFAULT.steps,
     batch: Annotated[
@@ -104,8 +104,6 @@ def ladder(
     run: dict[str, Any] = {"steps": steps, "batch": batch, "limit": limit, "seed": seed}
     try:
         own = [Recipe.parse(text) for text in recipe or ()]
-        if len(own) > 1:  # torch takes equal parts of two meshes for one, and mixes their groups
-            raise ValueError("--recipe was given twice: compare one recipe with rungs in each run")
         ranks = ranks_asked_for(ranks, own[0].mesh.ranks if own else DEFAULT.ranks)
         settings = Settings.on(axis, **model, **run, ranks=ranks, rungs=names, text=data, link=link)
         if own:

@@ -11,13 +11,13 @@ from torch.optim import AdamW
 from minifsdp.build import BUCKET_MB as BUCKET_MB
 from minifsdp.build import LEARNING_RATE as LEARNING_RATE
 from minifsdp.build import build
+from minifsdp.build import sizes_of as sizes_of
 from minifsdp.cost.bubble import bubble
 from minifsdp.cost.data_parallel import Setting
-from minifsdp.cost.faults import fault
-from minifsdp.cost.model import Model, Unit
+from minifsdp.cost.faults import fault, unpredicted
+from minifsdp.cost.model import Model
 from minifsdp.cost.total import StepBytes, cost
 from minifsdp.cost.traffic import sent, totals
-from minifsdp.flat_param import find_parameters
 from minifsdp.gloo import reduces_by_all_to_all
 from minifsdp.gpt import GPT
 from minifsdp.instruments.launch.world import World, choose_world
@@ -66,21 +66,14 @@ class Rung:
     def fault(self, model: Model, ranks: int) -> str:
         """Why such a model cannot be trained on N ranks; empty: it can."""
         try:
-            return fault(model, self.recipe(ranks, 1))
+            recipe = self.recipe(ranks, 1)
+            return fault(model, recipe) or unpredicted(model, recipe)
         except ValueError as error:
             return str(error)
 
     def bubble(self, ranks: int) -> float:
         """The idle share of a pipeline on N ranks, by its formula; 0 if it is none."""
         return bubble(self.recipe(ranks, 1))
-
-
-def sizes_of(model: GPT) -> Model:
-    """The numbers of a model; one on the meta device will do."""
-    names = {p: name for name, p in model.named_parameters()}
-    root = {names[p]: tuple(p.shape) for p in find_parameters(model, skip=model.blocks)}
-    blocks: list[Unit] = [{name: tuple(p.shape) for name, p in block.named_parameters()} for block in model.blocks]
-    return Model(root, blocks, getattr(model.blocks[0], "heads", 0))
 
 
 def closed_form_setting(ranks: int, world: World | None = None) -> Setting:
@@ -117,7 +110,12 @@ def outer(ranks: int, axes: str) -> int:
 
 def _data(kind: str, schedule: str = "", reshard: bool = True, hold: bool = False) -> Make:
     """Data parallelism over all ranks."""
-    return lambda ranks, limit: Recipe(Mesh(dp=ranks), DataParallel(kind, schedule, limit, reshard=reshard, hold=hold))
+
+    def recipe(ranks: int, limit: int) -> Recipe:
+        data = DataParallel(kind, schedule, reshard=reshard, hold=hold)
+        return Recipe(Mesh(dp=ranks), replace(data, limit=limit) if data.when == "limit" else data)
+
+    return recipe
 
 
 def _prefetched(depth: int) -> Make:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import AdamW, Optimizer
 
 from minifsdp import fsdp2
@@ -20,6 +19,7 @@ from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision
 from minifsdp.gpt import GPT, Block
 from minifsdp.grad_scaler import ShardedGradScaler
+from minifsdp.mesh import Mesh
 
 
 @dataclass
@@ -65,12 +65,12 @@ def wrap(model: GPT, settings: TrainSettings, where: torch.device) -> Any:
     if settings.strategy == "fsdp2":
         policy = fsdp2.MixedPrecisionPolicy(dtype, torch.float32 if dtype else None)
         home = fsdp2.CPUOffloadPolicy() if settings.offload else fsdp2.OffloadPolicy()
-        mesh = init_device_mesh(where.type, (settings.ranks,))
+        mesh = Mesh(dp=settings.ranks).device_meshes(where.type, ["dp"])["dp"]
         for module in (*model.blocks, model):
             fsdp2.fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=home)
         return model
     strategy = FLAT[settings.strategy]
-    shape = (settings.replicas, settings.ranks // settings.replicas) if strategy.is_hybrid else (settings.ranks,)
+    ranks = Mesh(dp=settings.ranks, replicate=settings.replicas if strategy.is_hybrid else 1)
     return FullyShardedDataParallel(
         model,
         sharding_strategy=strategy,
@@ -81,7 +81,7 @@ def wrap(model: GPT, settings: TrainSettings, where: torch.device) -> Any:
         device_id=where,  # moved unit by unit, so that the whole model is never on it
         forward_prefetch=settings.forward_prefetch,
         limit_all_gathers=settings.limit,
-        device_mesh=init_device_mesh(where.type, shape),
+        device_mesh=ranks.device_meshes(where.type, ["dp", *["replicate"] * strategy.is_hybrid])["dp"],
     )
 
 
