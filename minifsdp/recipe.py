@@ -8,11 +8,11 @@ share every layer, and the sequence between layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minifsdp.mesh import Mesh
+from minifsdp.words import check, made, named, refuse_idle, said, split, words_of
 
 if TYPE_CHECKING:
     from minifsdp.pipeline.actions import Plan
@@ -61,11 +61,12 @@ class DataParallel:
     precision: str = "fp32"
 
     def __post_init__(self) -> None:
-        _check("data", self.kind, SCHEDULES)
-        _check("schedule", self.when, SCHEDULES[self.kind])
-        _check("precision", self.precision, PRECISIONS)
+        check("data", self.kind, SCHEDULES)
+        check("schedule", self.when, SCHEDULES[self.kind])
+        check("precision", self.precision, PRECISIONS)
         if self.precision != "fp32" and not self.shards_parameters:
             raise ValueError(f"precision={self.precision} with data={self.kind}: choose fsdp or fsdp2, which convert")
+        refuse_idle(self, f"data={self.kind} and schedule={self.when}")
 
     @property
     def when(self) -> str:
@@ -75,6 +76,17 @@ class DataParallel:
     @property
     def shards_parameters(self) -> bool:
         return self.kind in ("fsdp", "fsdp2")
+
+    @property
+    def idle(self) -> list[str]:
+        """The words that have no effect on this kind and schedule."""
+        used = {
+            "limit": self.when == "limit",
+            "depth": (self.kind, self.when) == ("fsdp", "prefetch"),
+            "reshard": self.shards_parameters,
+            "hold": self.kind == "fsdp2",
+        }
+        return [word for word, is_used in used.items() if not is_used]
 
 
 @dataclass(frozen=True)
@@ -109,11 +121,17 @@ class PipelineParallel:
     micro: int = 0
 
     def __post_init__(self) -> None:
-        _check("order", self.order, ORDERS)
+        check("order", self.order, ORDERS)
         if self.stages < 1 or self.micro < 0:
             raise ValueError(f"stages={self.stages}, micro={self.micro}: there is at least 1 of each")
         if (self.stages > 1) != (self.order == "interleaved"):
             raise ValueError(f"stages={self.stages} with order={self.order}: interleaved has several, the others one")
+        refuse_idle(self, f"order={self.order}")
+
+    @property
+    def idle(self) -> list[str]:
+        """The words that have no effect on this order."""
+        return ["micro"] if self.order == "naive" else []
 
 
 @dataclass(frozen=True)
@@ -131,6 +149,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for axis in self.mesh.divided:
+            if axis in _TO_COME:
+                raise ValueError(f"{axis}={self.mesh.size(axis)}: {_TO_COME[axis]} parallelism is not supported yet")
             if axis not in self.divided:
                 raise ValueError(f"{axis}={self.mesh.size(axis)}: nothing is divided among these ranks")
         data = self.data
@@ -140,6 +160,12 @@ class Recipe:
             raise ValueError(
                 f"replicate={self.mesh.dp} of dp={self.mesh.dp} ranks: nothing is sharded; choose data=ddp"
             )
+        if self.pipeline is not None and data is not None and data.kind == "fsdp2":
+            for word in ("schedule", "limit", "reshard", "hold"):
+                if (value := getattr(data, word)) != getattr(DataParallel, word):
+                    raise ValueError(
+                        f"{word}={value} with data=fsdp2 and pp: units stay gathered for a step; leave it out"
+                    )
         if self.tensor is not None and data is not None:
             if data.kind == "fsdp":
                 raise ValueError("data=fsdp with tensor parallelism: parts cannot be flattened; choose data=fsdp2")
@@ -176,69 +202,29 @@ class Recipe:
         Raises:
             ValueError: a word is unknown, or a value impossible.
         """
-        given = {name: value or "yes" for name, _, value in (word.partition("=") for word in _split(text))}
+        given: dict[str, str] = {}
+        for name, value in map(named, split(text)):
+            if name in given:
+                raise ValueError(f"{name} is given twice: {name}={given[name]} and {name}={value}")
+            given[name] = value
+        if "zero" in given and "data" in given:
+            raise ValueError(f"zero={given['zero']} and data={given['data']} both say what is sharded: leave one out")
         if (stage := given.pop("zero", None)) is not None:
-            _check("zero", stage, ZERO)
+            check("zero", stage, ZERO)
             given["data"] = ZERO[stage]
-        mesh, *parts = ({name: given.pop(name) for name in _words(part) if name in given} for part in _PARTS)
+        mesh, *parts = ({name: given.pop(name) for name in words_of(part) if name in given} for part in _PARTS)
         if given:
-            known = ", ".join(["zero", *(name for part in _PARTS for name in _words(part))])
+            known = ", ".join(["zero", *(name for part in _PARTS for name in words_of(part))])
             raise ValueError(f"{next(iter(given))} is no word of a recipe: choose from {known}")
-        sizes = _made(Mesh, mesh)
+        sizes = made(Mesh, mesh)
         divided = zip(_PARTS[1:], parts, (sizes.dp, sizes.tp, sizes.pp), strict=True)
-        return cls(sizes, *(_made(part, words) if words or ranks > 1 else None for part, words, ranks in divided))
+        return cls(sizes, *(made(part, words) if words or ranks > 1 else None for part, words, ranks in divided))
 
     def __str__(self) -> str:
         axes = {"dp": self.data, "tp": self.tensor, "pp": self.pipeline}
-        parts = [_said(part, self.mesh.size(axis) == 1) for axis, part in axes.items() if part is not None]
-        return ",".join(word for words in (_said(self.mesh), *parts) for word in words)
+        parts = [said(part, self.mesh.size(axis) == 1) for axis, part in axes.items() if part is not None]
+        return ",".join(word for words in (said(self.mesh), *parts) for word in words)
 
 
 _PARTS = (Mesh, DataParallel, TensorParallel, PipelineParallel)
-_NAMES = {"kind": "data"}  # of fields whose words differ
-
-
-def _words(part: type) -> dict[str, Field[Any]]:
-    """The fields of a part of a recipe, by the words for them."""
-    return {_NAMES.get(each.name, each.name): each for each in fields(part)}
-
-
-def _split(text: str) -> list[str]:
-    return [word for word in text.replace(" ", "").split(",") if word]
-
-
-def _made(part: Any, words: Mapping[str, str]) -> Any:
-    return part(**{(of := _words(part)[name]).name: _value(name, value, of.default) for name, value in words.items()})
-
-
-def _value(name: str, text: str, default: Any) -> Any:
-    """A value as its field has it, whose default is given."""
-    if isinstance(default, bool):
-        _check(name, text, ("yes", "no"))
-        return text == "yes"
-    if isinstance(default, tuple):
-        return tuple(text.split("/"))
-    if isinstance(default, str):
-        return text
-    if default is None and text == "all":
-        return None
-    if not text.isdecimal():
-        raise ValueError(f"{name}={text}: a number is wanted")
-    return int(text)
-
-
-def _said(part: Any, alone: bool = False) -> Iterator[str]:
-    """The words for what is not as usual, and the first one if its axis does not say that the part is there."""
-    for number, (name, each) in enumerate(_words(type(part)).items()):
-        value = getattr(part, each.name)
-        if value == each.default and name != "data" and not (alone and number == 0):
-            continue
-        if isinstance(value, bool):
-            yield name if value else f"{name}=no"
-        else:
-            yield f"{name}={'/'.join(value) if isinstance(value, tuple) else value}"
-
-
-def _check(name: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name}={value}: choose from {', '.join(known)}")
+_TO_COME = {"cp": "context", "ep": "expert"}

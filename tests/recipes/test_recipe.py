@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minifsdp.build import build, sizes_of
+from minifsdp.cost.data_parallel import Setting
 from minifsdp.cost.faults import fault
 from minifsdp.cost.model import gpt
+from minifsdp.cost.total import cost
+from minifsdp.cost.traffic import sent
 from minifsdp.course.ladder.outline import outline
-from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.mesh import AXES, Mesh
 from minifsdp.moved import MOVED
 from minifsdp.recipe import ORDERS, SCHEDULES, DataParallel, PipelineParallel, Recipe, TensorParallel
@@ -49,7 +53,7 @@ def test_a_recipe_is_what_it_prints(data: st.DataObject) -> None:
 
 
 def test_words_that_are_usual_may_be_left_out() -> None:
-    short = Recipe.parse("pp=2, dp=2, tp=2, zero=1")
+    short = Recipe.parse("pp = 2, dp=2, tp=2,zero=1,")
     assert short == Recipe(Mesh(pp=2, dp=2, tp=2), DataParallel("zero1"), TensorParallel(), PipelineParallel("1f1b"))
     assert Recipe.parse("dp=8") == Recipe.parse("dp=8,zero=3") == Recipe(Mesh(dp=8), DataParallel("fsdp2"))
     assert Recipe.parse("pp=4").micro_batches == 8
@@ -61,8 +65,21 @@ def test_words_that_are_usual_may_be_left_out() -> None:
     [
         ("dp=2,foo=1", "foo is no word of a recipe: choose from zero, pp, dp"),
         ("dp=two", "dp=two: a number is wanted"),
+        ("dp=", "dp= has no value: write one behind it, or leave the word out"),
+        ("dp", "dp has no number: write one behind it, as in dp=2"),
+        ("pp=2 dp=2", "pp=2 dp=2: separate words by commas, as in pp=2,dp=2"),
+        ("dp=2,dp=4", "dp is given twice: dp=2 and dp=4"),
+        ("dp=2,zero=1,data=ddp", "zero=1 and data=ddp both say what is sharded: leave one out"),
+        ("dp=2,data=ddp,limit=2", "limit=2 has no effect with data=ddp: leave it out"),
+        ("dp=2,schedule=prefetch,limit=3", "limit=3 has no effect with data=fsdp2 and schedule=prefetch"),
+        ("dp=2,depth=2", "depth=2 has no effect with data=fsdp2"),
+        ("dp=2,zero=1,reshard=no", "reshard=False has no effect with data=zero1"),
+        ("dp=2,data=fsdp,hold", "hold=True has no effect with data=fsdp"),
+        ("pp=2,order=naive,micro=4", "micro=4 has no effect with order=naive"),
+        ("pp=2,dp=2,limit=3", "limit=3 with data=fsdp2 and pp: units stay gathered"),
         ("dp=0", "dp=0: an axis has at least 1 rank"),
-        ("cp=2", "cp=2: nothing is divided among these ranks"),
+        ("cp=2", "cp=2: context parallelism is not supported yet"),
+        ("ep=2", "ep=2: expert parallelism is not supported yet"),
         ("zero=4,dp=2", "zero=4: choose from 0, 1, 2, 3"),
         ("dp=2,data=fsdp3", "data=fsdp3: choose from ddp"),
         ("dp=2,zero=1,schedule=limit", "schedule=limit: choose from buckets"),
@@ -117,10 +134,49 @@ def test_the_shapes_of_a_gpt_are_the_models(tied: bool) -> None:
     assert ours.parameters == [p.numel() for p in model.parameters()]
 
 
-def test_a_vocabulary_that_leaves_a_rank_without_rows() -> None:
-    small = gpt(vocabulary=5, width=16, layers=1, heads=4, context=8)
-    assert "leave one of 4 ranks without any" in fault(small, Recipe.parse("tp=4"))
-    assert fault(small, Recipe.parse("tp=2")) == ""
+@pytest.mark.parametrize(
+    ("recipe", "sizes", "says"),
+    [
+        ("tp=4", {"vocabulary": 5}, "5 tokens of the vocabulary leave one of 4 ranks without any: choose fewer ranks"),
+        ("tp=2", {"vocabulary": 5}, ""),
+        ("tp=3", {"heads": 2}, "2 heads cannot be shared by 3 ranks: choose a multiple of 3 heads"),
+        ("tp=2,sequence", {"context": 7}, "7 tokens cannot be shared by 2 ranks: choose a context"),
+        ("pp=2,order=interleaved,stages=2", {"layers": 3}, "3 blocks make no 4 stages: choose 4 or more layers"),
+        ("pp=2", {"tied": True}, "the embedding's weight is the head's, too.*leave tied=True or pp out"),
+        ("tp=2", {"tied": True}, ""),
+    ],
+)
+def test_build_refuses_what_a_ladder_leaves_out(recipe: str, sizes: dict[str, Any], says: str) -> None:
+    """Before any process group is there; a cure that is followed works."""
+    sizes = {"vocabulary": 17, "width": 16, "layers": 4, "heads": 4, "context": 8, **sizes}
+    parsed = Recipe.parse(recipe)
+    assert re.search(says, fault(gpt(**sizes), parsed))
+    if says:
+        with pytest.raises(ValueError, match=f"{recipe}.*: {says}"):
+            build(outline(**sizes), parsed)
+        with pytest.raises(ValueError, match=says):
+            cost(gpt(**sizes), parsed, 0, Setting(parsed.mesh.ranks, batch=48))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "frozen", "batch", "says"),
+    [
+        ("dp=2,precision=bf16", (), 8, "there is no arithmetic of precision=bf16 yet"),
+        ("dp=2", ("embed.weight",), 8, "there is no arithmetic of frozen parameters, such as embed.weight"),
+        ("dp=2", (), 7, "7 rows are not 2 replicas' 1 micro-batches each: choose a multiple of 2"),
+        ("pp=2,dp=2", (), 12, "12 rows are not 2 replicas' 4 micro-batches each: choose a multiple of 8"),
+    ],
+)
+def test_the_arithmetic_refuses_what_it_does_not_predict(
+    recipe: str, frozen: tuple[str, ...], batch: int, says: str
+) -> None:
+    sizes = {"vocabulary": 17, "width": 16, "layers": 4, "heads": 4, "context": 8}
+    model, parsed = outline(**sizes), Recipe.parse(recipe)
+    for name, p in model.named_parameters():
+        p.requires_grad_(name not in frozen)
+    for predict in (cost, sent):
+        with pytest.raises(ValueError, match=f": {says}"):
+            predict(sizes_of(model), parsed, 0, Setting(parsed.mesh.ranks, batch=batch))
 
 
 @pytest.mark.parametrize("old", MOVED)
