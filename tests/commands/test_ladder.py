@@ -24,7 +24,7 @@ from minifsdp.instruments.launch.world import choose_world
 from minifsdp.instruments.system.housekeeping import find_processes
 
 SMALL = ["--layers", "3", "--width", "35", "--context", "16"]  # no unit of this size is divisible by 2, 3 or 4
-STEPS = 8
+STEPS = 4
 BUSY = 0.5  # seconds of a rank's own time: it is ready after half of that
 SCHEDULES = ["fsdp", "fsdp-overlap", "fsdp-prefetch", "fsdp-limit"]
 

@@ -25,7 +25,7 @@ WIDTH, CONTEXT, BATCH = 24, 12, 16
 
 
 def settings_on(ranks: int, **given: Any) -> Settings:
-    sizes: dict[str, Any] = {"layers": 2 * ranks, "width": WIDTH, "context": CONTEXT, "steps": 3, "batch": BATCH}
+    sizes: dict[str, Any] = {"layers": 2 * ranks, "width": WIDTH, "context": CONTEXT, "steps": 2, "batch": BATCH}
     return Settings.on("pipeline", ranks=ranks, **{**sizes, **given})
 
 

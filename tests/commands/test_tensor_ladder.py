@@ -24,7 +24,7 @@ LAYERS, WIDTH, CONTEXT, BATCH = 2, 24, 12, 12
 
 
 def settings_on(ranks: int, **given: Any) -> Settings:
-    return Settings.on("tensor", ranks=ranks, layers=LAYERS, width=WIDTH, context=CONTEXT, steps=3, **given)
+    return Settings.on("tensor", ranks=ranks, layers=LAYERS, width=WIDTH, context=CONTEXT, steps=2, **given)
 
 
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 4])

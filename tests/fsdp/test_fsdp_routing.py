@@ -506,7 +506,8 @@ def ranks_may_use_different_parameters_of_a_unit() -> None:
     in_lockstep((FULL_SHARD, SHARD_GRAD_OP, NO_SHARD), assert_alike, 15)
 
 
-@check(ranks=(2, 3), behaviour=20, count=(21,), wide=True)
+@check(behaviour=20, count=(21,), wide=True)  # every pair of strategy and schedule
+@check(ranks=3, behaviour=20, count=(7,), wide=True)  # each of them
 @check(ranks=(2, 3), slow=(2, 3), behaviour=20, count=(60,))
 def they_may_in_many_ways(count: int) -> None:
     in_lockstep((FULL_SHARD, SHARD_GRAD_OP, NO_SHARD), assert_alike, count)

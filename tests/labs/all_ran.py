@@ -63,9 +63,14 @@ def hash_of(texts: list[str]) -> str:
 
 
 @cache
-def is_as_when_all_ran(lab: str, *parts: str) -> bool:
+def changed(lab: str) -> set[str]:
+    """The parts of a lab that are not as they were when all ran."""
     then, now = json.loads(WHEN_ALL_RAN.read_text()).get(lab, {}), digest(lab)
-    return all(then.get(part) == now[part] for part in parts)
+    return {part for part in now if now[part] != then.get(part)}
+
+
+def is_as_when_all_ran(lab: str, *parts: str) -> bool:
+    return changed(lab).isdisjoint(parts)
 
 
 def rest_of(lab: str, *parts: str, sampled: bool = False) -> list[pytest.MarkDecorator]:

@@ -87,14 +87,8 @@ def our_clipping_counts_every_shard_once(sequence: bool) -> None:
     torch.testing.assert_close(norm, torch.stack([g.norm() for g in gradients]).norm().to(norm.dtype))
 
 
-@check(ranks=(4, 8), sequence=SEQUENCE, options={"sgd": {}})
-@check(
-    ranks=(4, 8),
-    slow=(8,),
-    sequence=SEQUENCE,
-    options={"adamw": {"optimizer": adamw, "clip": clipped_by_torch}},
-    wide=True,
-)
+@check(ranks=(4, 8), slow=(4,), sequence=SEQUENCE, options={"sgd": {}})
+@check(ranks=(4, 8), slow=(8,), sequence=SEQUENCE, options={"adamw": {"optimizer": adamw, "clip": clipped_by_torch}})
 def hybrid_sharding_on_three_dimensions(sequence: bool, options: dict[str, Any]) -> None:
     """Two replicas; of four ranks each is sharded over one, of eight over two."""
     cube = mesh_of((2, dist.get_world_size() // 4, 2), "replicate", "shard", "tp")
