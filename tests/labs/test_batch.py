@@ -80,7 +80,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         path = tmp_path / "lab00_memory.ipynb"
         save(path, *sources)
         before = path.read_bytes()
-        record = batch.run(batch.plan("00", None, tmp_path / "out", seconds), lambda *_: None)
+        record = batch.run(batch.check("00", None, tmp_path / "out", seconds), lambda *_: None)
         assert path.read_bytes() == before, "the learner's file is only read"
         assert json.loads((tmp_path / "out" / "record.json").read_text()) == record
         return record
@@ -249,14 +249,14 @@ def test_a_killed_run_s_folder_is_used_again_but_not_one_whose_run_goes_on(run: 
     run(DRAW)
     out = tmp_path / "out"
     with pytest.raises(ValueError, match=r"holds the record.json of another run: name another folder"):
-        batch.plan("00", None, out, SECONDS)
+        batch.check("00", None, out, SECONDS)
     record = json.loads((out / "record.json").read_text())
     (out / "record.json").write_text(json.dumps(record | {"state": "running"}))
     (out / "figures" / "old.png").write_text("of a cell that is no more")
     lock = os.open(out, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     with pytest.raises(ValueError, match="out is in use by a run that goes on: name another folder"):
-        batch.plan("00", None, out, SECONDS)
+        batch.check("00", None, out, SECONDS)
     os.close(lock)  # as the end of its process does
     record = run("1")
     assert (record["state"], record["figures"]) == ("complete", [])
@@ -356,7 +356,7 @@ def test_whole_labs(lab: str, traces: int, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
     copies.start(lab, tmp_path)
-    record = batch.run(batch.plan(lab, None, tmp_path / "out", 170), lambda *_: None)
+    record = batch.run(batch.check(lab, None, tmp_path / "out", 170), lambda *_: None)
     assert (record["state"], record["error"]) == ("complete", None)
     assert set(states(record)) == {"ran"}
     assert record["yours"].startswith("0/")

@@ -109,8 +109,8 @@ def test_what_is_ignored_stays_ignored(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(batch, "_run_cells", no_cells)
     (tmp_path / "lab00_x.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
-    plan = batch.Plan("00", tmp_path / "lab00_x.ipynb", tmp_path, 60.0, choose_world(2, "cpu"))
-    assert batch.run(plan, lambda *_: None)["state"] == "complete"
+    request = batch.Request("00", tmp_path / "lab00_x.ipynb", tmp_path, 60.0, choose_world(2, "cpu"))
+    assert batch.run(request, lambda *_: None)["state"] == "complete"
     assert seen == [True]
 
 

@@ -273,8 +273,8 @@ def run(
         catalogue.shipped_notebook(number)
         from minifsdp.course.workshop import batch
 
-        plan = batch.plan(number, notebook, out, time_limit)
-    print(plan.world, file=sys.stderr)
+        request = batch.check(number, notebook, out, time_limit)
+    print(request.world, file=sys.stderr)
     with cleaning_up(), progress_bar() as bar:
         task = bar.add_task("starting", total=None)
 
@@ -282,7 +282,7 @@ def run(
             bar.update(task, description=cell, completed=done, total=total)
 
         try:
-            record = batch.run(plan, show)
+            record = batch.run(request, show)
         except OSError as error:
             fail(f"{error.filename or out}: {(error.strerror or str(error)).lower()}; the run was ended", code=1)
     ran = sum(cell["state"] == "ran" for cell in record["cells"])
@@ -291,7 +291,7 @@ def run(
         f"yours {record['yours']}; figures: {len(record['figures'])}, traces: {len(record['traces'])}"
     )
     if why := record["error"]:
-        fail(": ".join(filter(None, (plan.notebook.name, why["cell"], why["reason"]))), code=1)
+        fail(": ".join(filter(None, (request.notebook.name, why["cell"], why["reason"]))), code=1)
 
 
 @app.command()

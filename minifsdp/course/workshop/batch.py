@@ -36,7 +36,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Request:
     """A run that has passed every check.
 
     Attributes:
@@ -54,7 +54,7 @@ class Plan:
     world: World
 
 
-def plan(lab: str, notebook: Path | None, out: Path, seconds: float) -> Plan:
+def check(lab: str, notebook: Path | None, out: Path, seconds: float) -> Request:
     """Validate everything that can be checked before a kernel starts, and make the output folder.
 
     Args:
@@ -84,7 +84,7 @@ def plan(lab: str, notebook: Path | None, out: Path, seconds: float) -> Plan:
     _check_out(out, path.name)
     world = choose_world(RANKS)
     check_writable(out)
-    return Plan(lab, path, out, seconds, world)
+    return Request(lab, path, out, seconds, world)
 
 
 def _check_out(out: Path, notebook: str) -> None:
@@ -117,8 +117,8 @@ def _is_broken(content: Any) -> bool:
     return False
 
 
-def run(plan: Plan, progress: Progress) -> dict[str, Any]:
-    """Run the notebook in a fresh kernel, in its own folder, and write the results to `plan.out`.
+def run(request: Request, progress: Progress) -> dict[str, Any]:
+    """Run the notebook in a fresh kernel, in its own folder, and write the results to `request.out`.
 
     The run stops at a cell that raises, at the time limit, and on SIGINT, SIGTERM or SIGHUP. The kernel and the ranks
     are ended in every case. Results are on disk after every cell.
@@ -126,10 +126,10 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any]:
     Returns:
         the record: "state" is "complete", or "failed" or "stopped" with the reason in "error".
     """
-    return asyncio.run(_run(plan, progress))
+    return asyncio.run(_run(request, progress))
 
 
-async def _run(plan: Plan, progress: Progress) -> dict[str, Any]:
+async def _run(request: Request, progress: Progress) -> dict[str, Any]:
     reasons: list[str] = []
 
     def stop(why: str) -> None:
@@ -138,14 +138,13 @@ async def _run(plan: Plan, progress: Progress) -> dict[str, Any]:
             running.cancel()
 
     loop = asyncio.get_running_loop()
-    loop.call_later(plan.seconds, stop, f"not done within {plan.seconds:g} s")
+    loop.call_later(request.seconds, stop, f"not done within {request.seconds:g} s")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup, and for a script's background jobs
             loop.add_signal_handler(number, stop, f"ended by {number.name}")
-    results = Results(
-        plan.lab, plan.notebook, plan.out, {"world": str(plan.world), "versions": versions(), "gpus": _gpus()}
-    )
-    running = asyncio.create_task(_run_cells(plan, results, progress))
+    machine = {"world": str(request.world), "versions": versions(), "gpus": _gpus()}
+    results = Results(request.lab, request.notebook, request.out, machine)
+    running = asyncio.create_task(_run_cells(request, results, progress))
     try:
         await running
     except (asyncio.CancelledError, Exception) as error:  # nbclient wraps a cancellation in its own error
@@ -155,7 +154,7 @@ async def _run(plan: Plan, progress: Progress) -> dict[str, Any]:
     return results.record
 
 
-async def _run_cells(plan: Plan, results: Results, progress: Progress) -> None:
+async def _run_cells(request: Request, results: Results, progress: Progress) -> None:
     cells = [index for index, cell in enumerate(results.notebook.cells) if is_run(cell)]
     with scratch_folder() as scratch, _lifeline() as lifeline:
         manager = AsyncKernelManager(
@@ -165,7 +164,7 @@ async def _run_cells(plan: Plan, results: Results, progress: Progress) -> None:
         client = NotebookClient(
             results.notebook,
             km=manager,
-            startup_timeout=int(plan.seconds) + 1,  # the run's own limit expires first
+            startup_timeout=int(request.seconds) + 1,  # the run's own limit expires first
             record_timing=False,
             coalesce_streams=True,
             extra_arguments=["--log-level=ERROR"],
@@ -173,10 +172,10 @@ async def _run_cells(plan: Plan, results: Results, progress: Progress) -> None:
         )
         environ = os.environ | {
             TRACES: str(results.new_traces.resolve()),
-            "JPY_SESSION_NAME": plan.notebook.name,  # the name in `minifsdp ps`
+            "JPY_SESSION_NAME": request.notebook.name,  # the name in `minifsdp ps`
             "TMPDIR": str(scratch),  # a killed kernel leaves its files behind
         }
-        folder = str(plan.notebook.resolve().parent)
+        folder = str(request.notebook.resolve().parent)
         try:
             await client.async_start_new_kernel(cwd=folder, env=environ, pass_fds=(lifeline,))
             if (kernel := _pid(manager)) is not None:
