@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import minifsdp
 from minifsdp.instruments.system import scratch
 from minifsdp.instruments.system.scratch import remove_abandoned, scratch_folder
 
@@ -122,6 +124,14 @@ def test_where_there_are_no_locks_nothing_is_removed_but_by_its_program(
         remove_abandoned()
         assert mine.exists()
     assert list(place.iterdir()) == [other]
+
+
+def test_every_folder_is_made_here() -> None:
+    """But for the one in which results are kept that could not be delivered: that is to stay."""
+    package = Path(minifsdp.__file__).parent
+    makes = re.compile(r"\b(mkdtemp|mkstemp|TemporaryDirectory|NamedTemporaryFile)\b")
+    found = {path.name for path in package.rglob("*.py") if makes.search(path.read_text())}
+    assert found == {"scratch.py", "whole_files.py"}
 
 
 AT_ONCE = """

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -27,9 +28,19 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The server's folder for temporary files."""
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture(scope="module")
+def server(place: Path) -> Iterator[Server]:
     """One with no module but what itself needs, except where a test asks for more."""
     server = Server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(place))
+        patch.setattr(tempfile, "tempdir", None)
+        server.prepare(())
     yield server
     assert server.process is not None
     server._connection.close()  # type: ignore[union-attr]
@@ -89,7 +100,9 @@ def test_a_process_is_what_was_asked_for_and_inherits_nothing_else(server: Serve
     assert LABEL not in os.environ
 
 
-def test_it_imports_what_is_needed_once_and_has_one_thread_and_no_cuda_before_and_after(server: Server) -> None:
+def test_it_imports_what_is_needed_once_and_has_one_thread_and_no_cuda_before_and_after(
+    server: Server, place: Path
+) -> None:
     def threads() -> int:
         assert server.process is not None
         return len(os.listdir(f"/proc/{server.process.pid}/task"))
@@ -99,6 +112,7 @@ def test_it_imports_what_is_needed_once_and_has_one_thread_and_no_cuda_before_an
         assert seen(server, needs=(*RANKS_NEED, *RANKS_USE, *PICTURES_NEED))["torch"]
         assert threads() == 1
     assert seen(server, needs=())["torch"], "the server has it from now on"
+    assert not list(place.iterdir()), "torch._dynamo makes a folder for its cache when it is imported"
     assert seen(server, needs=("no_such_module",))["torch"]
 
 
@@ -522,6 +536,32 @@ def test_a_call_beside_a_block_is_made_in_a_fork_and_here_if_that_fails(
 def leave_id_and_wait(file: Path) -> None:
     leave_id(file, "", 0)
     wait()
+
+
+BESIDE = """
+    import os, time
+    import psutil
+    from minifsdp.instruments.warm.beside import beside
+    from minifsdp.instruments.warm.client import server
+    server.prepare(())
+    with beside("waits", time.sleep, 1000, needs=()):
+        print(server.process.pid, *(each.pid for each in psutil.Process(server.process.pid).children()), flush=True)
+        time.sleep(1000)
+"""
+
+
+def test_a_call_beside_a_block_ends_with_its_program_even_if_the_server_is_killed_too() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(BESIDE)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        server, call = (psutil.Process(int(pid)) for pid in program.stdout.readline().split())
+        program.kill()
+        server.kill()
+    try:
+        within(5, lambda: is_gone(call))
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            call.kill()
 
 
 def test_a_block_that_is_interrupted_ends_the_call_beside_it(server: Server, monkeypatch: Any, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+from minifsdp.instruments.system.lifeline import end_by_signal, wait_for_end
 from minifsdp.instruments.warm.client import Process, forks, server
 
 
@@ -24,9 +25,10 @@ def beside(what: str, function: Callable[..., Any], *args: Any, needs: Sequence[
         needs: modules that it uses; see `Server.ask`.
     """
     process: Process | None = None
+    their_lifeline, lifeline = os.pipe()
     if forks() and server.runs:
         with suppress(OSError, pickle.PicklingError):
-            process = server.start(what, _call, function, *args, needs=needs)
+            process = server.start(what, _call, function, *args, fds=(their_lifeline,), needs=needs)
     done = False
     try:
         yield
@@ -36,15 +38,19 @@ def beside(what: str, function: Callable[..., Any], *args: Any, needs: Sequence[
             process.kill()
             process.wait()
             process.close()
+        os.close(their_lifeline)
+        os.close(lifeline)
     if not done:
         function(*args)
 
 
 def _call(function: Callable[..., Any], *args: Any) -> NoReturn:
-    """End without a word: who waits makes the same call, which says what is wrong."""
+    """End without a word: who waits makes the same call, which says what is wrong. `args` ends with the lifeline."""
+    wait_for_end(args[-1])
+    end_by_signal(args[-1])
     code = 1
     try:
-        function(*args)
+        function(*args[:-1])
         code = 0
     finally:
         os._exit(code)
