@@ -268,6 +268,29 @@ def test_a_watched_notebook_is_checked_at_first_and_where_a_save_has_changed_it(
     assert [(each.exercise, each.cell) for each in verdict] == [("4.1", WRONG), ("4.2", second), ("4.1", RIGHT)]
 
 
+def test_a_watched_notebook_is_read_when_it_is_saved_and_not_in_between(
+    lab: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab("start", "04")
+    polls, reads = iter(range(30)), []
+
+    def poll(_: float) -> None:
+        if (number := next(polls)) == 10:
+            write(RIGHT)
+        elif number == 20:
+            raise KeyboardInterrupt
+
+    def read(path: Path, exercise: str) -> Submission:
+        reads.append(exercise)
+        return copies.answer_in(path, exercise)
+
+    monkeypatch.setattr(saved, "time", SimpleNamespace(sleep=poll))
+    monkeypatch.setattr(saved, "answer_in", read)
+    with pytest.raises(KeyboardInterrupt):
+        list(saved.saves(Path(COPY), ["4.1", "4.2"]))
+    assert reads == 2 * ["4.1", "4.2"]
+
+
 def test_check_in_a_fresh_process(lab: Run) -> None:
     lab("start", "04")
     write(RIGHT)

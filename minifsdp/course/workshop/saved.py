@@ -47,10 +47,20 @@ def saves(notebook: Path, exercises: Sequence[str]) -> Iterator[str]:
         ValueError, OSError: as for `check_saved`, at first; later a notebook that cannot be read is being saved.
     """
     before: dict[str, Submission] = {}
+    read = None
     while True:
         with suppress(*([ValueError, OSError] if before else [])):
-            now = {exercise: answer_in(notebook, exercise) for exercise in exercises}
-            changed = [exercise for exercise in exercises if now[exercise] != before.get(exercise)]
-            before = now
-            yield from changed
+            if (stamp := _stamp(notebook)) is None or stamp != read:
+                now = {exercise: answer_in(notebook, exercise) for exercise in exercises}
+                changed = [exercise for exercise in exercises if now[exercise] != before.get(exercise)]
+                before, read = now, stamp
+                yield from changed
         time.sleep(POLL_SECONDS)
+
+
+def _stamp(file: Path) -> tuple[int, ...] | None:
+    """Something that a save changes, and that costs less than reading; None if there is no file."""
+    with suppress(OSError):
+        found = file.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+    return None
