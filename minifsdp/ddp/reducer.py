@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from minifsdp.ddp.early_steps import check_unwritten, versions_of_hooked
 from minifsdp.ddp.graph import leaves_behind, nodes_of
 from minifsdp.ddp.messages import ready_twice, unfinished
 from minifsdp.ddp.overlapped import LaunchQueue
-from minifsdp.ddp.sparse import SparseBucket
 from minifsdp.local_parts import local_of
 from minifsdp.order import announce, next_on
 from minifsdp.private import accumulates_in, in_backward
@@ -54,7 +54,7 @@ class Reducer:
             others.
         group: the ranks to average over.
         gradient_as_bucket_view: whether the buckets are the gradients or copies of them.
-        sparse: parameters whose gradients are sparse; each is a bucket of its own.
+        alone: parameters that are a bucket of their own, with its kind, as those whose gradients are sparse.
 
     Attributes:
         params: all parameters, whether or not a static graph uses them.
@@ -73,7 +73,7 @@ class Reducer:
         cap_bytes: int | Sequence[int],
         group: comm.Group,
         gradient_as_bucket_view: bool,
-        sparse: Set[nn.Parameter] = frozenset(),
+        alone: Mapping[nn.Parameter, type[Bucket]] = MappingProxyType({}),
     ) -> None:
         self.names = names
         self.params = list(names)
@@ -83,7 +83,7 @@ class Reducer:
         self.title = f"model {next_on(group)} of the group"
         self.kind = GradientBucket if gradient_as_bucket_view else StagingBucket
         self.cap_bytes = cap_bytes
-        self.sparse = sparse
+        self.alone = alone
         self.build_buckets(names)
         self.first_sizes = self.sizes()
         self.forwards = 0  # whose backward is to be reduced
@@ -91,7 +91,7 @@ class Reducer:
         self.expecting = False  # a backward that must be reduced is due, or under way
         self.backward_end, self.begun = BackwardEnd(), False  # of that backward
         self.repeats = False  # it is not the first since the forward
-        self.joins = False  # ranks that have finished take part in one backward for each forward (join.py)
+        self.joins = False  # ranks that have finished take part in one backward for each forward (torch_api/join.py)
         self.unannounced = False  # by a hook of the last forward's outputs, a backward may come
         self.ready: set[nn.Parameter] = set()  # entered their bucket in this backward
         self.used: set[nn.Parameter] = set()  # got a gradient since the last reduction
@@ -99,9 +99,9 @@ class Reducer:
 
     def build_buckets(self, params: Iterable[nn.Parameter]) -> None:
         place = {p: number for number, p in enumerate(reversed(list(params)))}
-        dense = assign_buckets([p for p in reversed(place) if p not in self.sparse], self.cap_bytes)
+        dense = assign_buckets([p for p in reversed(place) if p not in self.alone], self.cap_bytes)
         self.buckets: list[Bucket] = [self.kind(each) for each in dense]
-        self.buckets += [SparseBucket([p]) for p in place if p in self.sparse]
+        self.buckets += [kind([p]) for p, kind in self.alone.items() if p in place]
         self.buckets.sort(key=lambda bucket: place[bucket.params[0]])
         for index, bucket in enumerate(self.buckets):
             bucket.index = index

@@ -198,7 +198,7 @@ def test_public_names_and_modules_are_there():
     assert not hasattr(minifsdp, "zero4")
 
 
-LESSON_FOLDERS = ("zero", "fsdp", "fsdp/schedules", "fsdp2", "pipeline", "pipeline/schedules", "tensor_parallel")
+LESSON_FOLDERS = ("ddp", "zero", "fsdp", "fsdp/schedules", "fsdp2", "pipeline", "pipeline/schedules", "tensor_parallel")
 LESSON = [p for folder in LESSON_FOLDERS for p in sorted((PACKAGE / folder).glob("*.py"))]
 FACADES = ("__init__.py", "fsdp/wrap.py")  # torch's paths
 

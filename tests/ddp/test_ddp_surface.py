@@ -22,8 +22,8 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
 from minifsdp.ddp import DistributedDataParallel
-from minifsdp.ddp.arguments import bucket_caps, to_device
 from minifsdp.ddp.bucketed import assign_buckets
+from minifsdp.ddp.torch_api.arguments import bucket_caps, to_device
 
 check = Checks(__name__)
 

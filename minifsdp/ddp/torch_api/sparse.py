@@ -11,10 +11,10 @@ from minifsdp import comm, device
 from minifsdp.ddp.buckets import Bucket, Reduction
 
 
-def sparse_parameters(module: nn.Module) -> set[nn.Parameter]:
-    """The weights of embeddings with sparse gradients."""
+def sparse_buckets(module: nn.Module) -> dict[nn.Parameter, type[Bucket]]:
+    """The weights of embeddings with sparse gradients, and their kind of bucket."""
     embeddings = [m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse]
-    return {p for m in embeddings for p in m.parameters()}
+    return {p: SparseBucket for m in embeddings for p in m.parameters()}
 
 
 class SumOfRows:

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import comm
-from minifsdp.ddp import arguments
-from minifsdp.ddp.comm_hook import Hook, HookedReduce
 from minifsdp.ddp.early_steps import refuse_early_steps
-from minifsdp.ddp.join import JoinConfig, JoinHook, RunningRanks, announce_forward, joining
-from minifsdp.ddp.logging_data import logging_data
 from minifsdp.ddp.reducer import Reducer
-from minifsdp.ddp.sparse import sparse_parameters
-from minifsdp.ddp.static_graph import StaticGraphReducer
 from minifsdp.ddp.sync import broadcast_from, start_from_rank_0, trainable_parameters
+from minifsdp.ddp.torch_api import arguments
+from minifsdp.ddp.torch_api.comm_hook import Hook, HookedReduce
+from minifsdp.ddp.torch_api.join import JoinConfig, JoinHook, RunningRanks, announce_forward, joining
+from minifsdp.ddp.torch_api.logging_data import logging_data
+from minifsdp.ddp.torch_api.sparse import sparse_buckets
+from minifsdp.ddp.torch_api.static_graph import StaticGraphReducer
 from minifsdp.ddp.unused import UnusedFindingReducer
 from minifsdp.first_forward import FirstForward
 from minifsdp.kinds import check_flags, check_kind
@@ -170,8 +170,8 @@ class DistributedDataParallel(nn.Module):
         elif self.find_unused_parameters:
             kind = UnusedFindingReducer
         names = trainable_parameters(self.module, self.parameters_to_ignore)
-        caps, sparse = self.bucket_bytes_cap_list, sparse_parameters(self.module)
-        reducer = kind(names, caps, self.process_group, self.gradient_as_bucket_view, sparse)
+        caps, alone = self.bucket_bytes_cap_list, sparse_buckets(self.module)
+        reducer = kind(names, caps, self.process_group, self.gradient_as_bucket_view, alone)
         if self._comm_hook is not None:
             reducer.leave_to(HookedReduce(*self._comm_hook))
         return reducer
