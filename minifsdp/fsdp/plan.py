@@ -43,14 +43,14 @@ class Plan:
     offload: bool = False
     pin: bool = True
 
-    @property
+    @cached_property
     def group(self) -> Group:
         """The ranks that the unit's first collectives are among."""
         group = self.inside or self.across
         assert group is not None, "a plan needs ranks"
         return group
 
-    @property
+    @cached_property
     def is_hybrid(self) -> bool:
         """True if a mean inside is only a part of the mean: the replicas have the others."""
         return self.inside is not None and self.across is not None
