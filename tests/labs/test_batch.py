@@ -1,5 +1,6 @@
 """`minifsdp lab run`, and the batch scripts around it, as far as they go without Slurm and without a GPU."""
 
+import errno
 import fcntl
 import json
 import os
@@ -245,7 +246,14 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-def test_a_killed_run_s_folder_is_used_again_but_not_one_whose_run_goes_on(run: Run, tmp_path: Path) -> None:
+def no_locks(*_: Any) -> None:
+    """As on a file system without them."""
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def test_a_killed_run_s_folder_is_used_again_but_not_one_whose_run_goes_on(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(DRAW)
     out = tmp_path / "out"
     with pytest.raises(ValueError, match=r"holds the record.json of another run: name another folder"):
@@ -258,6 +266,10 @@ def test_a_killed_run_s_folder_is_used_again_but_not_one_whose_run_goes_on(run: 
     with pytest.raises(ValueError, match="out is in use by a run that goes on: name another folder"):
         batch.check("00", None, out, SECONDS)
     os.close(lock)  # as the end of its process does
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", no_locks)
+        with pytest.raises(ValueError, match=r"holds the record.json of another run: name another folder"):
+            batch.check("00", None, out, SECONDS)
     record = run("1")
     assert (record["state"], record["figures"]) == ("complete", [])
 

@@ -10,7 +10,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,8 @@ class Results:
         self.figures, self.traces, self.new_traces = out / "figures", out / "traces", out / ".traces"
         self._out, self._file, self._lab = out, source.name, lab
         self._lock = os.open(out, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)  # until the run ends, even if it is killed
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the run ends, even if it is killed
         self._begun = time.monotonic()
         self._cells: dict[int, dict[str, Any]] = {}
         for index, cell in enumerate(self.notebook.cells):
@@ -156,6 +157,10 @@ def was_killed(out: Path) -> bool:
     folder = os.open(out, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # a file system without locks, where it may go on
+        return False
     finally:
         os.close(folder)
     return True
