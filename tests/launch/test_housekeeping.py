@@ -80,7 +80,8 @@ def test_clean_ends_what_a_running_script_started_the_script_goes_on_and_what_it
         f"ended {each.process.pid} {each.what}" for each in seen.values()
     )
     failed = parent.stdout.readline().strip()
-    assert re.fullmatch(r"rank \d failed: (killed by SIGTERM|process ended).* before fn returned", failed)
+    reasons = "killed by SIGTERM|process ended|the server of the ranks was killed"
+    assert re.fullmatch(rf"rank \d failed: ({reasons}).* before fn returned", failed)
     within(60, lambda: found(marker).keys() >= RUNNING)
     assert not {each.process.pid for each in seen.values()} & {each.process.pid for each in found(marker).values()}
     assert other.poll() is None
