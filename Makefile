@@ -65,7 +65,7 @@ test-versions: $(READY)
 lint: $(READY) labs-check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy --strict minifsdp tools
+	$(BIN)/mypy --strict minifsdp tools labs
 
 # The notebooks, those that have changed: `make labs FORCE=1` runs all of them.
 labs: $(READY)

@@ -13,7 +13,9 @@ class BuildWithLabs(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:  # a checkout uses its own folder labs/
-            for source in [*LABS.glob("lab*.ipynb"), *LABS.glob("checks/*.py"), *Path("slides/figures").glob("*.svg")]:
+            exercises = [path for path in LABS.glob("lab*/*.py") if not path.stem.startswith("lab")]
+            exercises = [path for path in exercises if not path.stem.endswith(("wrong", "right"))]
+            for source in [*LABS.glob("lab*.ipynb"), *exercises, *Path("slides/figures").glob("*.svg")]:
                 target = Path(self.build_lib, "minifsdp", source)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)

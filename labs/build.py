@@ -1,13 +1,15 @@
-"""labs/src/*.py (py:percent) -> labs/*.ipynb with outputs: `python labs/build.py [--force] [--check] [LAB ...]`.
+"""labs/labNN/labNN_*.py (py:percent) -> labs/*.ipynb with outputs: `python labs/build.py [--force] [--check] [NN ...]`.
 
-A notebook is built again if its source or the package has changed since (labs/.built.json, not in git). The tables in
-labs/README.md follow. `--check` builds nothing: it fails if a notebook's cells are not its source's, if one was never
-run, or if the tables are stale.
+The cell of an exercise imports the answer from the exercise's file, and becomes the stub. A notebook is built again if
+its source, an exercise or the package has changed since (labs/.built.json, not in git). The tables in labs/README.md
+follow. `--check` builds nothing: it fails if a notebook's cells are not its source's, if one was never run, or if the
+tables are stale.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import json
 import os
@@ -44,9 +46,9 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="build even what has not changed")
     parser.add_argument("--check", action="store_true", help="build nothing, fail if something is stale")
     args = parser.parse_args()
-    sources = [s for s in sorted((LABS / "src").glob("lab*.py")) if not args.labs or lab_of_file(s.name) in args.labs]
+    sources = [s for s in all_sources() if not args.labs or lab_of_file(s.name) in args.labs]
     if unknown := set(args.labs) - {lab_of_file(source.name) for source in sources}:
-        parser.error(f"there is no lab {', '.join(sorted(unknown))} in {LABS / 'src'}")
+        parser.error(f"there is no lab {', '.join(sorted(unknown))} in {LABS}")
     if args.check:
         problems = [problem for source in sources for problem in stale(source)]
         problems += [] if args.labs else unsourced() + tables.problems(LABS)
@@ -72,6 +74,10 @@ def refresh(source: Path, force: bool) -> str | None:
     return None
 
 
+def all_sources() -> list[Path]:
+    return sorted(LABS.glob("lab*/lab*.py"))
+
+
 def notebook_of(source: Path) -> Path:
     return LABS / f"{source.stem}.ipynb"
 
@@ -89,10 +95,31 @@ def convert(source: Path) -> NotebookNode:
         new = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
         tags = cell.metadata.get("tags", [])
         metadata = {"tags": tags} if tags else {}
-        if cell.cell_type == "code" and is_folded(cell.source, tags):
+        exercise = next((tag.removeprefix(EXERCISE) for tag in tags if tag.startswith(EXERCISE)), None)
+        text = stub(exercise, imported(cell.source, source)) if exercise else cell.source
+        if cell.cell_type == "code" and is_folded(text, tags):
             metadata = {"jupyter": {"source_hidden": True}, "tags": [*tags, FOLDED]}
-        notebook.cells.append(new(cell.source, metadata=metadata, id=f"cell-{number:03d}"))
+        notebook.cells.append(new(text, metadata=metadata, id=f"cell-{number:03d}"))
     return notebook
+
+
+def imported(cell: str, source: Path) -> Path:
+    """The exercise's file, from which its cell imports the answer."""
+    (statement,) = ast.parse(cell).body
+    assert isinstance(statement, ast.ImportFrom), f"{source.name}, {cell}: an exercise's cell imports its answer"
+    return source.with_name(f"{statement.module}.py")
+
+
+def stub(exercise: str, file: Path) -> str:
+    """What a learner gets of an exercise's answer: its signature and its docstring."""
+    text = file.read_text()
+    answer = next(
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef) and any("reference" in ast.unparse(each) for each in node.decorator_list)
+    )
+    head = text.splitlines()[answer.lineno - 1 : answer.body[0].end_lineno]
+    return "\n".join([f'@exercise("{exercise}")', *head, "    ..."])
 
 
 def is_folded(source: str, tags: list[str]) -> bool:
@@ -169,8 +196,12 @@ def stale(source: Path) -> list[str]:
 
 def unsourced() -> list[str]:
     """Notebooks that nothing builds."""
-    built = {path.stem for path in (LABS / "src").glob("lab*.py")}
-    return [f"{path.name} has no source in labs/src" for path in sorted(LABS.glob("*.ipynb")) if path.stem not in built]
+    built = {path.stem for path in all_sources()}
+    return [
+        f"{path.name} has no source in a folder of labs/"
+        for path in sorted(LABS.glob("*.ipynb"))
+        if path.stem not in built
+    ]
 
 
 def inputs(notebook: NotebookNode) -> list[object]:
@@ -179,8 +210,9 @@ def inputs(notebook: NotebookNode) -> list[object]:
 
 
 def digest(source: Path) -> str:
-    """Changes with the lab's source, with any file of the package, and with how a notebook is built."""
-    files = [source, Path(__file__), *sorted(PACKAGE.rglob("*.py"))]
+    """Changes with any file of the lab or of the package, and with how a notebook is built."""
+    lab = [path for path in sorted(source.parent.glob("*.py")) if not path.stem.endswith(("wrong", "right"))]
+    files = [*lab, Path(__file__), *sorted(PACKAGE.rglob("*.py"))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -31,6 +31,7 @@ MOVED = {
     "minifsdp.course.link": "minifsdp.instruments.link",
     "minifsdp.course.machine": "minifsdp.instruments.machine",
     "minifsdp.course.plots": "minifsdp.instruments.plots",
+    "minifsdp.course.reference": "minifsdp.answers",
     "minifsdp.course.system": "minifsdp.instruments.system",
     "minifsdp.course.watch": "minifsdp.instruments.watch",
     "minifsdp.ddp.arguments": "minifsdp.ddp.torch_api.arguments",

@@ -44,9 +44,6 @@ HEAD = "---\norphan: true\nhide-toc: true\n{}---\n"
 UNSEARCHED = "nosearch: true\n"  # code that repeats pages: the labs' sources and checks, figures, records
 FOLDERS = {
     "benchmarks/records/cpu": "Records of runs on a CPU",
-    "labs/checks": "The checks of the exercises, a module per lab",
-    "labs/src": "The labs as Python files divided into cells",
-    "labs/wrong": "Wrong answers that the checks must reject",
 }
 """Contents of the folders that are not packages."""
 

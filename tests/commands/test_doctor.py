@@ -30,7 +30,7 @@ from minifsdp.course.doctor.gpus import Answer, Cuda, Gpu
 from minifsdp.course.doctor.machine import Machine
 from minifsdp.course.doctor.report import reasons, summary
 from minifsdp.course.workshop import catalogue
-from minifsdp.course.workshop.catalogue import labs_folder
+from minifsdp.course.workshop.catalogue import folder_of
 from minifsdp.instruments.launch import launch
 from minifsdp.instruments.launch.world import World
 from minifsdp.instruments.plots.bandwidth import bandwidth_picture, size_name
@@ -630,7 +630,7 @@ def test_tables_say_it_all() -> None:
 def test_labs_start_no_more_ranks_than_they_say() -> None:
     """By the numbers that are written in a launch."""
     for lab in labs.read_labs():
-        (source,) = (labs_folder() / "src").glob(f"lab{lab.number}_*.py")
+        (source,) = folder_of(lab.number).glob("lab*.py")
         given = [int(number) for number in re.findall(r"launch\(\w+, (\d+)", source.read_text())]
         assert lab.ranks >= max(given, default=0), lab
 

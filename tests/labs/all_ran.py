@@ -2,11 +2,10 @@
 
 The others of its tests are marked `rest`: `make test-course` and `make test-notebooks` leave them out.
 
-A lab is so still if its set-up, its references, its checks and its wrong answers are, and, for the exercises, the
-definitions of the package that references and checks import (called.py). What those import from other files does not
-count, or it would be all of the package: a change there is met by the part that runs, which has one wrong answer of
-every exercise, and with each commit another. For the notebooks nothing of the package counts: as they are shipped all
-of them run.
+A lab is so still if its set-up, its exercises and their wrong answers are, and, for the exercises, the definitions of
+the package that they import (called.py). What those import from other files does not count, or it would be all of the
+package: a change there is met by the part that runs, which has one wrong answer of every exercise, and with each commit
+another. For the notebooks nothing of the package counts: as they are shipped all of them run.
 """
 
 from __future__ import annotations
@@ -15,45 +14,38 @@ import hashlib
 import importlib
 import json
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from zlib import crc32
 
 import pytest
-from called import PACKAGE, called, code_of
+from called import called, code_of
 
 from minifsdp.course.workshop import wrong
-from minifsdp.course.workshop.catalogue import checks_of, labs_folder, setup_of
-from minifsdp.course.workshop.references import lab_of, lab_references
+from minifsdp.course.workshop.catalogue import exercise_files, folder_of, lab_of, setup_of
 from minifsdp.course.workshop.wrong import Wrong
 
 WHEN_ALL_RAN = Path(__file__).with_name("wrong_answers.json")
 
 
-def module(path: Path) -> ModuleType:
-    """A file of labs/ as a module that the ranks can import too."""
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    return importlib.import_module(path.stem)
+def load(path: Path) -> None:
+    """Import a file of a lab's folder."""
+    importlib.import_module(f"minifsdp.answers.{path.parent.name}.{path.stem}")
 
 
 @cache
 def wrong_answers(lab: str) -> list[Wrong]:
-    file = labs_folder() / "wrong" / f"lab{lab}.py"
-    if file.exists():
-        module(file)
+    for file in exercise_files(lab).values():
+        load(file.with_stem(f"{file.stem}_wrong"))
     return [each for each in wrong.collected if lab_of(each.exercise) == lab]
 
 
 def digest(lab: str) -> dict[str, str]:
     """Of what decides what is said of the lab's wrong answers: its own texts, and what they call of the package."""
-    beside = sorted(path for path in checks_of(lab).parent.glob("*.py") if not path.name.startswith("checks_"))
-    checks = [path.read_text() for path in (checks_of(lab), *beside)]
-    reference = (PACKAGE / "course" / "reference" / f"lab{lab}.py").read_text()
-    calls = sorted(frozenset().union(*map(called, (*checks, reference))))
-    texts = [*map(code_of, checks), setup_of(lab), *(ref.source for ref in lab_references(lab))]
+    files = [*exercise_files(lab).values(), *folder_of(lab).glob("shared.py")]
+    own = [file.read_text() for file in files]
+    calls = sorted(frozenset().union(*map(called, own)))
+    texts = [*map(code_of, own), setup_of(lab)]
     texts += [text for each in wrong_answers(lab) for text in (each.words, each.source)]
     return {"lab": hash_of(texts), "called": hash_of(calls)}
 

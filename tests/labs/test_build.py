@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from minifsdp.course.workshop.catalogue import all_labs, labs_folder, shipped_notebook, tags_of
+from minifsdp.course.workshop.catalogue import all_labs, folder_of, labs_folder, shipped_notebook, tags_of
 
 
 def load() -> ModuleType:
@@ -47,10 +47,15 @@ SOURCE = """\
 import os
 import sys
 
+exercise = lambda name: lambda function: print(name, function(1))
+
 # %% [markdown]
 # ## 7.1 Add `one`
 
-# %% tags=["exercise-77.1", "C1"]
+# %% tags=["exercise-77.1"]
+from .ex1_add import add
+
+# %% tags=["C1"]
 print(os.path.basename(os.getcwd()).split("-")[:2])
 print("error", file=sys.stderr)
 print(2)
@@ -58,6 +63,40 @@ print(2)
 # %% tags=["nbval-ignore-output"]
 os.getpid()
 """
+EXERCISE = '''\
+"""Exercise 77.1: add one."""
+
+from minifsdp.course.workshop.references import reference
+
+ONE = 1
+
+
+@reference("77.1", hints=("Plus.", "`+ 1`."))
+def add(
+    number: int,
+) -> int | None:
+    """Add one.
+
+    Args:
+        number: any.
+    """
+    return number + ONE
+
+
+def check_add(answer, variant):
+    """It adds."""
+'''
+STUB = '''\
+@exercise("77.1")
+def add(
+    number: int,
+) -> int | None:
+    """Add one.
+
+    Args:
+        number: any.
+    """
+    ...'''
 README = "Before\n\n<!-- made by `make labs` from here -->\n\n<!-- to here -->\n\nAfter\n"
 CLAIMS = '[C1]\nsays = "One and one are two"\nlabs = ["77"]\n'
 
@@ -89,11 +128,17 @@ def labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(build, "LABS", tmp_path)
     monkeypatch.setattr(build, "BUILT", tmp_path / ".built.json")
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "lab77_small.py").write_text(SOURCE)
+    write_lab(tmp_path, "lab77_small", SOURCE)
     (tmp_path / "README.md").write_text(README)
     (tmp_path / "claims.toml").write_text(CLAIMS)
     return Labs(tmp_path, capsys)
+
+
+def write_lab(folder: Path, name: str, source: str) -> None:
+    lab = folder / name.partition("_")[0]
+    lab.mkdir(exist_ok=True)
+    (lab / f"{name}.py").write_text(source)
+    (lab / "ex1_add.py").write_text(EXERCISE)
 
 
 def without_ignored(notebook: Path) -> dict[str, Any]:
@@ -111,8 +156,10 @@ class TestSmallLab:
         notebook = labs.folder / "lab77_small.ipynb"
         before = without_ignored(notebook)
         code = [cell for cell in before["cells"] if cell["cell_type"] == "code"]
-        assert [cell["execution_count"] for cell in code] == [1, 2, 3]
-        assert [(each["name"], "".join(each["text"])) for each in code[1]["outputs"]] == [
+        assert [cell["execution_count"] for cell in code] == [1, 2, 3, 4]
+        assert "".join(code[1]["source"]) == STUB
+        assert code[1]["outputs"][0]["text"] == ["77.1 None\n"], "what runs is the stub"
+        assert [(each["name"], "".join(each["text"])) for each in code[2]["outputs"]] == [
             ("stdout", "['minifsdp', 'build']\n2\n"),
             ("stderr", "error\n"),
         ]
@@ -139,16 +186,16 @@ class TestSmallLab:
         content["cells"][1]["execution_count"] = None
         notebook.write_text(json.dumps(content))
         shutil.copy(notebook, labs.folder / "lab78_other.ipynb")
-        (labs.folder / "src" / "lab79_new.py").write_text(SOURCE)
+        write_lab(labs.folder, "lab79_new", SOURCE)
         assert labs.build("--check").problems == [
             "lab77_small.ipynb has cells that were never run (cell-001): run make labs",
             "lab79_new.ipynb is missing: run make labs",
-            "lab78_other.ipynb has no source in labs/src",
+            "lab78_other.ipynb has no source in a folder of labs/",
             "labs/README.md has stale tables: run make labs",
             "no cell of lab 77 has the tag C2",
             "no cell of lab 78 has the tag C2",
         ]
-        (labs.folder / "src" / "lab77_small.py").write_text(SOURCE.replace("print(2)", "print(3)"))
+        write_lab(labs.folder, "lab77_small", SOURCE.replace("print(2)", "print(3)"))
         problems = labs.build("--check", "77").problems
         assert problems[0] == "lab77_small.ipynb is not what lab77_small.py says: run make labs"
 
@@ -161,9 +208,9 @@ class TestSmallLab:
         ],
     )
     def test_a_failing_cell_is_named_in_one_line(self, labs: Labs, line: str, said: str) -> None:
-        (labs.folder / "src" / "lab77_small.py").write_text(SOURCE.replace("print(2)", line))
+        write_lab(labs.folder, "lab77_small", SOURCE.replace("print(2)", line))
         _, [told] = labs.build()
-        assert told.startswith("lab77_small.py, cell-003 (print(os.path.basename(os.getcwd())")
+        assert told.startswith("lab77_small.py, cell-004 (print(os.path.basename(os.getcwd())")
         assert f"): {said}" in told
         assert labs.build("--check").problems[0].startswith("lab77_small.ipynb has cells that were never run")
 
@@ -175,10 +222,9 @@ class TestSmallLab:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("lab", all_labs())
 def test_a_forced_rebuild_differs_only_where_it_may(lab: str, labs: Labs) -> None:
-    shutil.rmtree(labs.folder / "src")
-    (labs.folder / "src").mkdir()
+    shutil.rmtree(labs.folder / "lab77")
     (labs.folder / "claims.toml").write_text("")
-    shutil.copy(labs_folder() / "src" / f"{shipped_notebook(lab).stem}.py", labs.folder / "src")
+    shutil.copytree(folder_of(lab), labs.folder / f"lab{lab}")
     notebook = labs.folder / shipped_notebook(lab).name
     assert labs.build("--force").problems == []
     first = without_ignored(notebook)

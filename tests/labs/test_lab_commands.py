@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -580,32 +581,57 @@ def test_hints_are_those_of_the_references(name: str) -> None:
     assert found == {ref.id: ref.hints for ref in lab_references(name)}
 
 
-def test_a_wheel_brings_the_labs_and_uses_its_own(tmp_path: Path) -> None:
-    """The build step of setup.py, on this checkout's files."""
-    root = Path(minifsdp.__file__).parents[1]
-    assert (
-        tomllib.loads((root / "pyproject.toml").read_text())["build-system"]["build-backend"] == "setuptools.build_meta"
-    )
-    build = [
-        "setup.py",
-        "-q",
-        "egg_info",
-        "--egg-base",
-        str(tmp_path),
-        "build_py",
-        "--build-lib",
-        str(tmp_path / "lib"),
-    ]
-    subprocess.run([sys.executable, *build], cwd=root, check=True, capture_output=True, timeout=60)
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which a wheel of this checkout is installed, as a user's site-packages."""
+    root, folder = Path(minifsdp.__file__).parents[1], tmp_path_factory.mktemp("wheel")
+    build_system = tomllib.loads((root / "pyproject.toml").read_text())["build-system"]
+    assert build_system["build-backend"] == "setuptools.build_meta"
+    build = ["setup.py", "-q", "egg_info", "--egg-base", folder, "build", "--build-base", folder / "build"]
+    wheel = ["bdist_wheel", "--bdist-dir", folder / "files", "--dist-dir", folder]
+    subprocess.run([sys.executable, *build, *wheel], cwd=root, check=True, capture_output=True, timeout=120)
+    (built,) = folder.glob("*.whl")
+    with zipfile.ZipFile(built) as files:  # to install one that is Python alone is to unpack it
+        files.extractall(folder / "installed")
+    return folder / "installed"
+
+
+def run_installed(installed: Path, folder: Path, code: str) -> list[str]:
+    code += "; import minifsdp; print(minifsdp.__file__)"
+    command, env = [sys.executable, "-c", code], {"PYTHONPATH": str(installed)}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    *said, file = done.stdout.splitlines()
+    assert file == str(installed / "minifsdp/__init__.py")
+    return said
+
+
+def test_a_wheel_brings_the_labs_and_uses_its_own(installed: Path, tmp_path: Path) -> None:
     code = "from minifsdp.course.workshop.copies import start; from pathlib import Path; print(start('04', Path()))"
-    done = subprocess.run(
-        [sys.executable, "-c", code + "; import minifsdp; print(minifsdp.__file__)"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "lib")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == [COPY, str(tmp_path / "lib/minifsdp/__init__.py")]
-    assert (tmp_path / "lib/minifsdp/labs/checks/checks_lab04.py").exists()
-    assert [path.name for path in (tmp_path / "lib").iterdir()] == ["minifsdp"]
+    assert run_installed(installed, tmp_path, code) == [COPY]
+    assert sorted(path.name.partition("-")[0] for path in installed.iterdir()) == ["minifsdp", "minifsdp"]
+
+
+def test_a_wheel_has_each_exercise_and_no_wrong_answer(installed: Path) -> None:
+    labs = installed / "minifsdp/labs"
+    there = sorted(str(path.relative_to(labs)) for path in labs.rglob("*.py"))
+    files = [path for name in catalogue.all_labs() for path in catalogue.exercise_files(name).values()]
+    assert len(files) > 90
+    shared = [path for path in labs_folder().glob("lab*/*.py") if path.stem in ("__init__", "shared")]
+    assert there == sorted(str(path.relative_to(labs_folder())) for path in (*files, *shared))
+
+
+def test_every_answer_is_imported_by_one_path_from_what_is_installed(installed: Path, tmp_path: Path) -> None:
+    """As learners do in scripts of their own; the path of before warns, and finds the same."""
+    answers = {name: [ref.name for ref in lab_references(name)] for name in catalogue.all_labs()}
+    lines = [f"from minifsdp.answers.lab{name} import {', '.join(names)}" for name, names in answers.items()]
+    lines += ["print(len({*map(id, (" + ", ".join(answers["05"]) + "))}))"]
+    lines += ["import warnings; seen = warnings.catch_warnings(record=True).__enter__()"]
+    lines += ["warnings.simplefilter('always')"]
+    lines += ["from minifsdp.course.reference.lab05 import gather as before"]
+    lines += ["import minifsdp.answers.lab05; print(before is minifsdp.answers.lab05.gather)"]
+    lines += ["print(*(each.message for each in seen if 'lab05' in str(each.message)), sep='\\n')"]
+    assert run_installed(installed, tmp_path, "\n".join(lines)) == [
+        str(len(answers["05"])),
+        "True",
+        "minifsdp.course.reference.lab05 is minifsdp.answers.lab05 now; the old path goes with the next release",
+    ]

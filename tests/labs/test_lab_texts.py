@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from minifsdp.answers.lab11 import traffic
 
-from minifsdp.course.reference.lab11 import traffic
 from minifsdp.course.workshop.catalogue import Cell, all_labs, read_cells, shipped_notebook, source_of
 
 ROOT = Path(__file__).parents[2]
@@ -176,7 +176,7 @@ def test_lab_00_temporaries_are_the_difference_between_peak_and_rest() -> None:
 
 
 def test_a_claim_about_what_people_do_has_a_link() -> None:
-    texts = [*(ROOT / "labs/src").glob("*.py"), *(ROOT / "slides").glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    texts = [*(ROOT / "labs").glob("lab*/lab*.py"), *(ROOT / "slides").glob("*.md"), *(ROOT / "docs").glob("*.md")]
     texts += [ROOT / "README.md", *(ROOT / "minifsdp").rglob("*.py")]
     bare = []
     for path in texts:
@@ -198,7 +198,7 @@ class TestPaper:
     )
 
     def test_no_sentence_stands_alone(self) -> None:
-        paths = [*(ROOT / "labs/src").glob("*.py"), *(ROOT / "slides").glob("*.md"), ROOT / "docs/sources.md"]
+        paths = [*(ROOT / "labs").glob("lab*/lab*.py"), *(ROOT / "slides").glob("*.md"), ROOT / "docs/sources.md"]
         paths += [ROOT / "minifsdp/instruments/machine/shapes.py"]
         found = []
         for path in paths:

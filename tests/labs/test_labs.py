@@ -10,13 +10,15 @@ that has changed it runs all.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import re
 from functools import cache
 from typing import Any
 
 import pytest
-from all_ran import WHEN_ALL_RAN, digest, draw, is_as_when_all_ran, module, rest_of, wrong_answers
+from all_ran import WHEN_ALL_RAN, digest, draw, is_as_when_all_ran, load, rest_of, wrong_answers
 
 from minifsdp.course.workshop import wrong
 from minifsdp.course.workshop.catalogue import (
@@ -24,6 +26,10 @@ from minifsdp.course.workshop.catalogue import (
     Cell,
     all_labs,
     cells_with,
+    exercise_file,
+    exercise_files,
+    folder_of,
+    lab_of,
     labs_folder,
     read_cells,
     setup_of,
@@ -34,7 +40,7 @@ from minifsdp.course.workshop.catalogue import (
 )
 from minifsdp.course.workshop.cells import define, last_lines
 from minifsdp.course.workshop.checking import AnswerError, Variant, examine, find_check
-from minifsdp.course.workshop.references import Reference, is_blank, lab_of, lab_references
+from minifsdp.course.workshop.references import Reference, is_blank, lab_references
 
 CLAIMS = {
     "00": ["C1", "C2", "C3", "C35", "C36"],
@@ -62,7 +68,8 @@ RAISES = re.compile(
 )
 
 
-module(labs_folder() / "right.py")
+for right in labs_folder().glob("lab*/right.py"):
+    load(right)
 WRONG = [each for lab in LABS for each in wrong_answers(lab)]
 
 
@@ -125,6 +132,30 @@ class TestExercises:
         assert (find_check(ref.id).__doc__ or "").strip().endswith(".")
 
 
+class TestFiles:
+    @pytest.mark.parametrize("ref", REFERENCES, ids=exercise_id)
+    def test_an_exercise_is_one_file_whose_answer_is_typed(self, ref: Reference) -> None:
+        """Typed in full: mypy --strict asks it of an answer only if a part is, since checks are not."""
+        file = exercise_file(ref.id)
+        assert file.stem == f"ex{ref.id.partition('.')[2]}_{ref.name}"
+        for part in (ref.function, find_check(ref.id)):
+            assert part.__module__ == f"minifsdp.answers.lab{lab_of(ref.id)}.{file.stem}"
+        signature = inspect.signature(ref.function)
+        given = [signature.return_annotation, *(each.annotation for each in signature.parameters.values())]
+        assert inspect.Signature.empty not in given
+
+    @pytest.mark.parametrize("lab", LABS)
+    def test_a_lab_gives_its_answers_and_a_check_imports_no_wrong_one(self, lab: str) -> None:
+        answers = importlib.import_module(f"minifsdp.answers.lab{lab}")
+        assert {name: getattr(answers, name) for name in answers.__all__} == {
+            ref.name: ref.function for ref in lab_references(lab)
+        }
+        files = [*exercise_files(lab).values(), *folder_of(lab).glob("shared.py"), folder_of(lab) / "__init__.py"]
+        assert not [
+            file.name for file in files if re.search(r"import .*_wrong|_wrong import|\bright import", file.read_text())
+        ]
+
+
 class TestOtherRightAnswers:
     @pytest.mark.parametrize("answer", wrong.accepted, ids=lambda answer: answer.exercise)
     def test_it_passes(self, answer: wrong.Right) -> None:
@@ -181,7 +212,6 @@ class TestNotebooks:
         cells = read_cells(shipped_notebook(lab))
         tags = [tag.removeprefix(EXERCISE) for cell in cells for tag in tags_of(cell) if tag.startswith(EXERCISE)]
         assert tags == [ref.id for ref in lab_references(lab)]
-        assert {ref.id: ref.name for ref in lab_references(lab)} == {s.id: s.name for s in stubs_of(lab).values()}
 
     @pytest.mark.parametrize(("lab", "claim"), [(lab, claim) for lab, claims in CLAIMS.items() for claim in claims])
     def test_a_cell_measures_the_claim(self, lab: str, claim: str) -> None:

@@ -321,7 +321,7 @@ class TestStates:
         assert not Store().read("answers", "4.1")
 
     def test_an_answer_that_calls_the_reference_fails(self, capsys):
-        pad_and_chunk_of("from minifsdp.course.reference.lab04 import pad_and_chunk; return pad_and_chunk(flat, ranks)")
+        pad_and_chunk_of("from minifsdp.answers.lab04 import pad_and_chunk; return pad_and_chunk(flat, ranks)")
         assert "pad_and_chunk is the answer to 4.1: write it yourself" in capsys.readouterr().out
 
     def test_a_name_from_another_cell_is_explained(self, capsys):

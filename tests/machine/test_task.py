@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from minifsdp.course.workshop import scores
-from minifsdp.course.workshop.catalogue import labs_folder
+from minifsdp.course.workshop.catalogue import folder_of
 from minifsdp.course.workshop.store import Store
 from minifsdp.fsdp import OverlapSchedule, RateLimitedSchedule, SyncSchedule
 from minifsdp.fsdp.unit import Unit
@@ -50,7 +50,7 @@ def test_the_references_are_in_the_order_that_the_lab_teaches() -> None:
 
 
 def test_the_lab_s_figures_are_those_of_today() -> None:
-    text = (labs_folder() / "src" / "lab08_rate_limit.py").read_text()
+    text = (folder_of("08") / "lab08_rate_limit.py").read_text()
     said = text[text.index("# With torch's defaults, a step takes") :].split("# ## ")[0].replace("\n# ", " ")
     reached = ours()
     figures = [float(each) for each in re.findall(r"\d+\.\d+", said)]

@@ -15,7 +15,7 @@ from minifsdp.instruments.plots import palette
 ROOT = Path(__file__).parents[2]
 DRAWING = sorted(
     each
-    for folder in ("minifsdp/course", "slides", "labs/src", "docs", "benchmarks")
+    for folder in ("minifsdp/course", "slides", "labs", "docs", "benchmarks")
     for each in (ROOT / folder).rglob("*.py")
     if each.name != "palette.py" and "node_modules" not in each.parts
 )

@@ -131,8 +131,8 @@ def check(
     """
     with _refusing():
         server.prepare(CHECKS_NEED)  # while this command reads the notebook
+    from minifsdp.course.workshop.catalogue import lab_of
     from minifsdp.course.workshop.hints import stub_of
-    from minifsdp.course.workshop.references import lab_of
     from minifsdp.course.workshop.saved import check_saved, saves
 
     failures = 0

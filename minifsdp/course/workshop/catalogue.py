@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import minifsdp
+from minifsdp import answers
 from minifsdp.instruments.system.plain_files import read_plain
 
 SETUP = "setup"  # the tag of a lab's set-up cell
@@ -49,14 +49,44 @@ class Stub(NamedTuple):
 
 def labs_folder() -> Path:
     """The folder `labs`: inside an installed package, next to the package in a checkout."""
-    package = Path(minifsdp.__file__).parent
-    inside = package / "labs"
-    return inside if inside.is_dir() else package.parent / "labs"
+    return Path(answers.__path__[0])
 
 
-def checks_of(lab: str) -> Path:
-    """The file with a lab's checks."""
-    return labs_folder() / "checks" / f"checks_lab{lab}.py"
+def exercise_file(exercise: str) -> Path:
+    """The file with an exercise's text, answer, hints and check: `labs/lab05/ex2_gather.py` of 5.2.
+
+    Raises:
+        ValueError: there is no such exercise; the message lists those of its lab.
+    """
+    lab = lab_of(exercise)
+    files = exercise_files(lab)
+    if exercise not in files:
+        raise ValueError(f"there is no exercise {exercise!r}: lab {lab} has {', '.join(files) or 'none'}")
+    return files[exercise]
+
+
+def exercise_files(lab: str) -> dict[str, Path]:
+    """The files of a lab's exercises by id, in the order of the exercises; none if there is no such lab."""
+    paths = [path for path in folder_of(lab).glob("ex*_*.py") if not path.stem.endswith("_wrong")]
+    numbered = {int(path.stem[2:].partition("_")[0]): path for path in paths}
+    return {f"{lab.lstrip('0') or '0'}.{number}": numbered[number] for number in sorted(numbered)}
+
+
+def folder_of(lab: str) -> Path:
+    """The folder of a lab: its notebook's source, its exercises, and what checks share."""
+    return labs_folder() / f"lab{lab}"
+
+
+def lab_of(exercise: str) -> str:
+    """The lab of an exercise: "05" for "5.2", "10a" for "10a.1".
+
+    Raises:
+        ValueError: not an exercise's name.
+    """
+    named = re.fullmatch(r"(\d{1,2}[a-z]?)\.\d{1,2}", exercise)
+    if not named:
+        raise ValueError(f"{exercise!r} is not an exercise: give lab and number, such as 5.2")
+    return as_named(named[1])
 
 
 def all_labs() -> list[str]:

@@ -1,6 +1,6 @@
 """The parts of a check: ranks to run the answer on, and comparisons whose failure explains itself.
 
-A check is a function of an answer and a setting (labs/checks):
+A check is a function of an answer and a setting:
 
     @check("5.2")
     def check_gather(answer, variant):
@@ -15,9 +15,7 @@ is done here, in one place and in rank order, so that a wrong answer on one rank
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,10 +24,9 @@ from typing import Any
 import torch
 
 from minifsdp.course.workshop import comparing, subgroup
-from minifsdp.course.workshop.catalogue import checks_of
 from minifsdp.course.workshop.comparing import AnswerError, describe, expect, same
 from minifsdp.course.workshop.late import Seen, observed
-from minifsdp.course.workshop.references import Reference, definition_in, find_reference, forbidden, lab_of
+from minifsdp.course.workshop.references import Reference, definition_in, find_reference, forbidden
 from minifsdp.instruments.launch import RankError, launch
 from minifsdp.instruments.launch.world import Backend
 
@@ -84,15 +81,12 @@ def check(exercise: str) -> Callable[[Check], Check]:
 
 
 def find_check(exercise: str) -> Check:
-    """The check of an exercise, from its lab's file, which the ranks of `on_ranks` can import too.
+    """The check of an exercise, which stands in its file below the reference.
 
     Raises:
-        KeyError: there is none.
+        ValueError: there is no such exercise.
     """
-    file = checks_of(lab_of(exercise))
-    if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
-    importlib.import_module(file.stem)
+    find_reference(exercise)
     return _checks[exercise]
 
 

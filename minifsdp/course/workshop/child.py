@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minifsdp.course.workshop.catalogue import checks_of
+from minifsdp.course.workshop.catalogue import exercise_file
 from minifsdp.course.workshop.cells import define, last_lines
-from minifsdp.course.workshop.references import lab_of
 from minifsdp.instruments.system.lifeline import end_by_signal, wait_for_end
 from minifsdp.instruments.warm.client import server
 
@@ -48,8 +47,9 @@ def at_most(number: int, limit: int) -> tuple[int, int]:
 
 
 def needs_ranks(exercise: str) -> bool:
-    """True if checks of its lab start ranks."""
-    return "on_ranks" in checks_of(lab_of(exercise)).read_text()
+    """True if its check starts ranks, or others with which it shares code do."""
+    file = exercise_file(exercise)
+    return any("on_ranks" in path.read_text() for path in (file, file.with_name("shared.py")) if path.exists())
 
 
 def end_with_parent() -> None:

@@ -1,14 +1,11 @@
-"""An exercise's stub and hints, read from the texts of its lab and its reference: nothing here imports torch."""
+"""An exercise's stub and hints, read from the texts of its lab and its file: nothing here imports torch."""
 
 from __future__ import annotations
 
 import ast
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 
-from minifsdp.course.workshop.catalogue import Stub, stubs_of
-from minifsdp.course.workshop.references import lab_of
+from minifsdp.course.workshop.catalogue import Stub, exercise_file, lab_of, stubs_of
 from minifsdp.course.workshop.store import Store
 
 
@@ -47,14 +44,12 @@ def count_hint(exercise: str, store: Store) -> None:
 def hints_of(exercise: str) -> tuple[str, str]:
     """The `hints` of the decorator of an exercise's reference; raises as `next_hint`."""
     stub = stub_of(exercise)
-    spec = find_spec(f"minifsdp.course.reference.lab{lab_of(exercise)}")
-    assert spec is not None
-    assert spec.origin is not None
-    for function in ast.parse(Path(spec.origin).read_text()).body:
+    file = exercise_file(exercise)
+    for function in ast.parse(file.read_text()).body:
         if isinstance(function, ast.FunctionDef) and function.name == stub.name:
             for decorator in function.decorator_list:
                 if isinstance(decorator, ast.Call):
                     said = {each.arg: each.value for each in decorator.keywords}
                     first, second = ast.literal_eval(said["hints"])
                     return str(first), str(second)
-    raise AssertionError(f"{spec.origin} has no reference {stub.name}")
+    raise AssertionError(f"{file} has no reference {stub.name}")

@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any
 
 from minifsdp.course.needs import CHECKS_NEED, RANKS_USE
+from minifsdp.course.workshop.catalogue import lab_of
 from minifsdp.course.workshop.cells import collect, define
 from minifsdp.course.workshop.hints import count_hint, next_hint, stub_of
 from minifsdp.course.workshop.process import run_check
-from minifsdp.course.workshop.references import find_reference, is_blank, lab_of, lab_references
+from minifsdp.course.workshop.references import find_reference, is_blank, lab_references
 from minifsdp.course.workshop.store import Store
 from minifsdp.course.workshop.submission import Submission
 from minifsdp.course.workshop.verdict import Verdict

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from types import FunctionType
 from typing import Any, Protocol, TypeVar
 
-from minifsdp.course.workshop.catalogue import as_named
+from minifsdp.course.workshop.catalogue import exercise_file, exercise_files, lab_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,33 +66,14 @@ def find_reference(exercise: str) -> Reference:
     Raises:
         ValueError: there is no such exercise; the message lists those of its lab.
     """
-    known = {ref.id: ref for ref in lab_references(lab_of(exercise))}
-    if exercise not in known:
-        names = ", ".join(known) or "none"
-        raise ValueError(f"there is no exercise {exercise!r}: lab {lab_of(exercise)} has {names}")
-    return known[exercise]
+    exercise_file(exercise)
+    import_module(f"minifsdp.answers.lab{lab_of(exercise)}")
+    return _references[exercise]
 
 
 def lab_references(lab: str) -> list[Reference]:
     """The references of a lab ("05") in the order of its exercises; none if there is no such lab."""
-    module = f"minifsdp.course.reference.lab{lab}"
-    if find_spec(module) is None:
-        return []
-    import_module(module)
-    mine = [ref for ref in _references.values() if lab_of(ref.id) == lab]
-    return sorted(mine, key=lambda ref: int(ref.id.split(".")[1]))
-
-
-def lab_of(exercise: str) -> str:
-    """The lab of an exercise: "05" for "5.2", "10a" for "10a.1".
-
-    Raises:
-        ValueError: not an exercise's name.
-    """
-    named = re.fullmatch(r"(\d{1,2}[a-z]?)\.\d{1,2}", exercise)
-    if not named:
-        raise ValueError(f"{exercise!r} is not an exercise: give lab and number, such as 5.2")
-    return as_named(named[1])
+    return [find_reference(exercise) for exercise in exercise_files(lab)]
 
 
 def parse(source: str) -> ast.Module:

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from minifsdp.course.reference import lab01
+from minifsdp.answers import lab01
 from minifsdp.instruments.plots.palette import (
     CONTESTANT_COLOURS,
     INK,

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from minifsdp import comm, ring
-from minifsdp.course.reference import lab01
+from minifsdp.answers import lab01
 from minifsdp.instruments.plots.palette import SOFT, as_text
 
 

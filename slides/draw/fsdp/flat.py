@@ -10,10 +10,10 @@ from draw.canvas import canvas
 from draw.fsdp.drawing import bare, box, padding_box, say
 from draw.fsdp.runs import LAB
 from matplotlib.figure import Figure
+from minifsdp.answers.lab04 import pad_and_chunk, shard_bounds
 from torch import nn
 
 from minifsdp import device
-from minifsdp.course.reference.lab04 import pad_and_chunk, shard_bounds
 from minifsdp.flat_param import FlatParameter, find_parameters
 from minifsdp.instruments.plots.palette import INK, PALE, REDUCE, SOFT, TAG_COLOURS, UNIT_COLOURS, ink_on
 

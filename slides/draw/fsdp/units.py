@@ -12,12 +12,12 @@ import torch
 from draw.canvas import GIB, KIB, MIB, canvas
 from draw.fsdp.drawing import bare, box, named, padding_box, say
 from matplotlib.figure import Figure
+from minifsdp.answers.lab04 import assign_units
 from torch import nn
 
 from minifsdp.cost import data_parallel
 from minifsdp.cost.data_parallel import Setting
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.reference.lab04 import assign_units
 from minifsdp.fsdp.torch_api.wrap import check_not_shared
 from minifsdp.gpt import GPT
 from minifsdp.instruments.plots.palette import GATHER, INK, SOFT, TAG_COLOURS, UNIT_COLOURS, as_text, ink_on, lighter

@@ -12,8 +12,7 @@ from draw.memory.parallel import draw_parallel
 from draw.memory.state import PSI, draw_account, draw_fits, draw_optimizers
 from draw.memory.training import activations, draw_activations, draw_kept, draw_step, model
 from draw.memory.zero import STAGES, draw_floor, draw_partitions, draw_sent, draw_stages
-
-from minifsdp.course.reference.lab00 import training_bytes
+from minifsdp.answers.lab00 import training_bytes
 
 
 def numbers() -> dict[str, Any]:

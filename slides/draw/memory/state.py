@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from draw.canvas import GB, canvas
 from matplotlib.figure import Figure
+from minifsdp.answers.lab00 import training_bytes
 
-from minifsdp.course.reference.lab00 import training_bytes
 from minifsdp.instruments.plots.drawing import tag_patches
 from minifsdp.instruments.plots.palette import INK, SOFT, TAG_COLOURS, as_text, ink_on
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from draw.canvas import MIB, canvas
 from matplotlib.figure import Figure
+from minifsdp.answers.lab00 import saved_bytes, training_bytes
 from torch.optim import AdamW
 
-from minifsdp.course.reference.lab00 import saved_bytes, training_bytes
 from minifsdp.gpt import GPT
 from minifsdp.instruments.plots.drawing import areas, tag_patches
 from minifsdp.instruments.plots.palette import INK, SOFT, TAG_COLOURS, as_text, ink_on

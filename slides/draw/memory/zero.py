@@ -7,8 +7,8 @@ from draw.memory.state import DEVICE, PSI, STATE
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from minifsdp.answers.lab00 import training_bytes, zero_stages
 
-from minifsdp.course.reference.lab00 import training_bytes, zero_stages
 from minifsdp.instruments.plots.drawing import tag_patches
 from minifsdp.instruments.plots.palette import (
     COLLECTIVE_COLOURS,

@@ -19,9 +19,9 @@ from draw.overlap.rules import draw_rules
 from draw.overlap.runs import DEEP, GPT, big, laptop, race
 from draw.overlap.stall import draw_retry, steps
 from draw.overlap.timelines import draw_backward, draw_frame, draw_held_up, draw_laptop, draw_race, draw_step, forwards
+from minifsdp.answers.lab06 import finish_times
 
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.reference.lab06 import finish_times
 from minifsdp.instruments.machine.program import STEP
 from minifsdp.instruments.plots.drawing import step_of
 from minifsdp.instruments.plots.palette import BLOCK_COLOURS

@@ -9,8 +9,8 @@ from draw.canvas import canvas
 from draw.overlap.drawing import COLOURS, bare, box
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from minifsdp.answers.lab06 import finish_times
 
-from minifsdp.course.reference.lab06 import finish_times
 from minifsdp.instruments.plots.palette import INK
 
 QUEUEING = 0.4e-3  # seconds of the host for a piece, in `draw_queue`

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from draw.canvas import MIB, canvas
 from draw.practice.model import RANKS
 from matplotlib.figure import Figure
+from minifsdp.answers.lab09 import accumulate
 
 from minifsdp import comm
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.measure import Settings
-from minifsdp.course.reference.lab09 import accumulate
 from minifsdp.fsdp import FullyShardedDataParallel, SyncSchedule
 from minifsdp.gpt import Block
 from minifsdp.instruments.launch import launch

@@ -12,8 +12,8 @@ from draw.canvas import MIB, canvas
 from draw.measured import told
 from draw.practice.drawing import bare, box
 from matplotlib.figure import Figure
+from minifsdp.answers.lab10b import commit, my_rows
 
-from minifsdp.course.reference.lab10b import commit, my_rows
 from minifsdp.instruments.plots.palette import COLLECTIVE_COLOURS, INK, LINE, RANK_COLOURS, SOFT, TAG_COLOURS, as_text
 
 ROWS = 257  # of the GPT's embedding

@@ -9,9 +9,9 @@ import torch
 from draw.canvas import MIB, canvas
 from draw.practice.model import RANKS
 from matplotlib.figure import Figure
+from minifsdp.answers.lab10a import fill_from_meta
 from torch import nn
 
-from minifsdp.course.reference.lab10a import fill_from_meta
 from minifsdp.flat_param import FlatParameter, copy_values, find_parameters
 from minifsdp.gpt import GPT
 from minifsdp.instruments.plots.drawing import areas

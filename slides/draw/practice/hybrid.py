@@ -10,9 +10,9 @@ from draw.practice.drawing import bare, box
 from draw.practice.model import RANKS, large
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
+from minifsdp.answers.lab11 import plan_groups, traffic
 
 from minifsdp.course.ladder.rungs import sizes_of
-from minifsdp.course.reference.lab11 import plan_groups, traffic
 from minifsdp.instruments.plots.palette import (
     COLLECTIVE_COLOURS,
     INK,

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from draw.practice.drawing import bare, box
 from matplotlib.figure import Figure
+from minifsdp.answers.lab09 import step_together
 from torch import nn
 from torch.optim import SGD, Optimizer
 
 from minifsdp import comm
-from minifsdp.course.reference.lab09 import step_together
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.instruments.launch import launch
 from minifsdp.instruments.plots.palette import OUTCOME_COLOURS, PALE, SOFT

@@ -12,10 +12,10 @@ from draw.practice.drawing import bare
 from draw.practice.model import RANKS, large
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from minifsdp.answers.lab10a import by_size
+from minifsdp.answers.lab10b import units_for
 from torch import nn
 
-from minifsdp.course.reference.lab10a import by_size
-from minifsdp.course.reference.lab10b import units_for
 from minifsdp.flat_param import find_parameters
 from minifsdp.fsdp.torch_api.policies import ModuleWrapPolicy
 from minifsdp.fsdp.torch_api.wrap import wrap_children

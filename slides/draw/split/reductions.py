@@ -7,9 +7,9 @@ from draw.fsdp.drawing import say
 from draw.split.lanes import MICROS, RANKS, runs
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from minifsdp.answers.lab14 import when_to_reduce
 
 from minifsdp.cost.pipeline import data_parallel
-from minifsdp.course.reference.lab14 import when_to_reduce
 from minifsdp.instruments.plots.palette import GATHER, INK, PALE, REDUCE, SOFT, ink_on
 from minifsdp.instruments.plots.schedules import colour_of
 
