@@ -15,7 +15,7 @@ from minifsdp.moved import MOVED, new_path
 
 BEFORE = {  # modules of the last release that are elsewhere now
     "minifsdp.checkpoint": "dtensors whole",
-    "minifsdp.course": "explore launch link machine plots system watch",
+    "minifsdp.course": "explore launch link machine plots reference system watch",
     "minifsdp.course.bench": "turns",
     "minifsdp.course.doctor": "versions",
     "minifsdp.course.explore": "holdings log page",
@@ -32,6 +32,7 @@ BEFORE = {  # modules of the last release that are elsewhere now
         "allocator bandwidth bench device drawing ladder layout memory palette picture quantities runs "
         "scaling schedules steps style"
     ),
+    "minifsdp.course.reference": "lab00 lab05 lab10a",
     "minifsdp.course.system": "housekeeping plain_files resources whole_files",
     "minifsdp.course.watch": "cpu_memory cuda_memory description intervals ledger records storages timeline trace",
     "minifsdp.course.watch.description": "flat per_parameter report tensor_parallel",
