@@ -91,9 +91,6 @@ class Extended:
         """The number of writes, as far as it is known: not of leaves that the methods write to."""
         return sum(map(private.version_of, self._plain.values()))
 
-    def keep(self) -> None:
-        """Forward is over: nothing is kept."""
-
     def forget(self) -> None:
         """Nothing was kept."""
 

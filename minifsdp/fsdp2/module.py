@@ -90,7 +90,7 @@ class FSDPModule:
             unit.delivery.all_reduces = requires_all_reduce
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """Free parameters after forward and gather them again, or keep them whole until backward."""
+        """Free parameters after forward and gather them again from all ranks, or keep them whole until backward."""
         if not isinstance(reshard_after_forward, bool):
             raise ValueError(f"reshard_after_forward={reshard_after_forward!r}: give True or False")
         for state in self._states(recurse):

@@ -140,7 +140,7 @@ class ParamUnit(Unit):
 
     def keep(self) -> None:
         """Forward is over: backward may gather what is kept here of it."""
-        if self.state is UNSHARDED and self.freed_after_forward:
+        if self.state is UNSHARDED and self.freed_after_forward and self.smaller is not None:
             self.unsharded.keep()
 
     def start_gather(self) -> None:

@@ -64,12 +64,12 @@ class Unsharded:
         return version_of(self.full)
 
     def keep(self) -> None:
-        """Forward is over: keep this rank's parts among `smaller`."""
-        if self.smaller is not None:
-            rank, cuts = self.smaller.rank(), self._gathers[1].rows.cuts
-            whole = [dtensors.local_of(view) for view in self.views]
-            self._kept = [cut.of(each, rank).clone() for cut, each in zip(cuts, whole, strict=True)]
-            self._copied = device.current_stream(self.device).record_event()
+        """Forward is over: keep this rank's parts among `smaller`, which is not None."""
+        assert self.smaller is not None
+        rank, cuts = self.smaller.rank(), self._gathers[1].rows.cuts
+        whole = [dtensors.local_of(view) for view in self.views]
+        self._kept = [cut.of(each, rank).clone() for cut, each in zip(cuts, whole, strict=True)]
+        self._copied = device.current_stream(self.device).record_event()
 
     def forget(self) -> None:
         """What forward has kept is out of date."""

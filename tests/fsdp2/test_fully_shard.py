@@ -262,6 +262,18 @@ def backward_gathers_among_fewer_ranks() -> None:
     assert [call.ranks for call in log if call.op == "all_gather"] == [2] * 3
 
 
+@check(ranks=4, started=(False, True))
+def a_bool_ends_gathers_among_fewer_ranks(started: bool) -> None:
+    """From the next forward on, whether the model has run before or not."""
+    mine = shard_blocks(ours, gpt(), reshard_after_forward=2)
+    if started:
+        mine(*batch(5)).backward()
+    mine.set_reshard_after_forward(True)
+    with comm.record() as log:
+        mine(*batch(5)).backward()
+    assert [call.ranks for call in log if call.op == "all_gather"] == [4] * 6
+
+
 @check(ranks=ANY)
 def freed_memory_is_freed() -> None:
     mine = shard_blocks(ours, gpt())
