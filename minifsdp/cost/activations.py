@@ -130,24 +130,35 @@ def kept_by_attention(sizes: Sizes, ranks: int) -> dict[str, int]:
     return {"logsumexp": rows * -(-sizes.context // _QUERIES) * _QUERIES, "random state": 2 * _INDEX}
 
 
-def kept_around_blocks(sizes: Sizes, cut: Cut | None) -> tuple[int, int]:
-    """Bytes kept before the first block, and after the last; plus the loss and what divides it."""
-    token = sizes.itemsize * sizes.batch * sizes.context
+def kept_before_blocks(sizes: Sizes, cut: Cut | None) -> dict[str, int]:
+    """Bytes by what keeps them."""
+    kept = {"positions": _INDEX * sizes.context}
+    if cut is not None:  # which tokens are this rank's
+        kept["places in the embedding's part"] = sizes.batch * sizes.context * (_INDEX + _FLAG)
+    return kept
+
+
+def kept_after_blocks(sizes: Sizes, cut: Cut | None) -> dict[str, int]:
+    """Bytes by what keeps them; plus the loss and what divides it."""
+    tokens = sizes.batch * sizes.context
+    token = sizes.itemsize * tokens
     between = cut.ranks if cut is not None and cut.sequence else 1
-    before = {"positions": _INDEX * sizes.context}
-    after = {
+    kept = {
         "input of norm": token * sizes.width // between,
         "statistics of norm": 2 * token // between,
         "input of head": token * sizes.width,
         "probabilities": token * sizes.vocabulary,
         "loss": 2 * sizes.itemsize,
     }
-    if cut is not None:  # which tokens are this rank's
-        tokens = sizes.batch * sizes.context
-        before["places in the embedding's part"] = tokens * (_INDEX + _FLAG)
-        after["places in the head's part"] = tokens * (_INDEX + _FLAG)
-        after["weights of tokens"] = 2 * tokens * sizes.itemsize
-    return sum(before.values()), sum(after.values())
+    if cut is not None:
+        kept["places in the head's part"] = tokens * (_INDEX + _FLAG)
+        kept["weights of tokens"] = 2 * token
+    return kept
+
+
+def kept_around_blocks(sizes: Sizes, cut: Cut | None) -> tuple[int, int]:
+    """Bytes kept before the first block, and after the last."""
+    return sum(kept_before_blocks(sizes, cut).values()), sum(kept_after_blocks(sizes, cut).values())
 
 
 def kept(layers: int, sizes: Sizes, cut: Cut | None) -> int:

@@ -11,7 +11,7 @@ the order of forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
@@ -235,7 +235,16 @@ class Gradient:
 
 
 def gradients_peak(units: Sequence[Gradient], reductions: int | None, first_alone: bool = False) -> int:
-    """The peak over backward, where the root's unsharded gradient is always there: the head's is the first of all.
+    """The peak over backward; arguments as for `gradient_levels`."""
+    return max(units[0].unsharded, *(max(each) for each in gradient_levels(units, reductions, first_alone)))
+
+
+def gradient_levels(
+    units: Sequence[Gradient], reductions: int | None, first_alone: bool = False
+) -> Iterator[tuple[int, int]]:
+    """Of each unit in the order of backward, bytes when its gradient is complete, and when its reduction has begun.
+
+    The root's unsharded gradient is always there: the head's is the first of all.
 
     Args:
         units: the root's first, then the others in the order of forward.
@@ -243,21 +252,21 @@ def gradients_peak(units: Sequence[Gradient], reductions: int | None, first_alon
         first_alone: whether backward always waits for its first reduction at once.
     """
     root, *blocks = units
-    peak, kept = root.unsharded, 0
+    kept = 0
     under_way: list[Gradient] = []
     for unit in reversed(blocks):
-        held = root.unsharded + sum(u.unsharded + u.reducing for u in under_way) + kept
-        peak = max(peak, held + unit.unsharded)  # this unit's gradient is complete
+        complete = root.unsharded + sum(u.unsharded + u.reducing for u in under_way) + kept + unit.unsharded
         most = len(under_way) if reductions is None else max(1, reductions) - 1
         kept += _finish(under_way, most)  # the oldest are waited for
-        held = root.unsharded + sum(u.unsharded + u.reducing for u in under_way) + kept
-        peak = max(peak, held + unit.unsharded + unit.reducing)  # its own reduction begins
+        begun = root.unsharded + sum(u.unsharded + u.reducing for u in under_way) + kept
+        yield complete, begun + unit.unsharded + unit.reducing
         under_way.append(unit)
         if reductions == 0 or (first_alone and unit is blocks[-1]):
             kept += _finish(under_way, 0)
+    complete = root.unsharded + sum(u.unsharded + u.reducing for u in under_way) + kept
     if reductions is not None:
         kept += _finish(under_way, max(1, reductions) - 1)
-    return max(peak, root.unsharded + root.reducing + sum(u.unsharded + u.reducing for u in under_way) + kept)
+    yield complete, root.unsharded + root.reducing + sum(u.unsharded + u.reducing for u in under_way) + kept
 
 
 def _finish(under_way: list[Gradient], most: int) -> int:

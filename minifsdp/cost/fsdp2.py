@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from minifsdp.cost.data_parallel import Bytes, Setting
 
@@ -63,10 +64,10 @@ def fsdp2(
         holds: buffers that another stream reads last are kept until their own stream allocates the next.
         inside: what a unit's own last collective in backward receives, less the gradients that come after it.
     """
-    local = [_local(shape, setting) for unit in units for shape in unit]
+    local = [kept_by_rank(shape, setting) for unit in units for shape in unit]
     root, *blocks = [Buffers.of(unit, setting) for unit in units]
     early = setting.itemsize * sum(map(prod, units[0][len(units[0]) - head :]))
-    peak = max(gradient_moments(root, blocks, early, ahead, limited, holds, inside))
+    peak = max(level.bytes for level in gradient_moments(root, blocks, early, ahead, limited, holds, inside))
     return Bytes(
         setting.itemsize * sum(local),
         sum(unit.mean for unit in (root, *blocks)),
@@ -76,37 +77,56 @@ def fsdp2(
     )
 
 
-def _local(shape: Shape, setting: Setting) -> int:
+def kept_by_rank(shape: Shape, setting: Setting) -> int:
     """Elements that the rank keeps of a parameter."""
     rows = -(-shape[0] // setting.ranks)
     return min(max(shape[0] - setting.rank * rows, 0), rows) * prod(shape[1:])
 
 
+class Level(NamedTuple):
+    """Bytes of gradients, and of gathers under way, at a moment of a step.
+
+    Attributes:
+        when: "forward", and in backward "begin", "inside" and "end", of a unit.
+        unit: its number: 0 is the root, whose moments in backward come after all others, but for its head's.
+        bytes: including the unit's own gradients, if backward is inside, all of them.
+    """
+
+    when: str
+    unit: int
+    bytes: int
+
+
 def gradient_moments(
     root: Buffers, blocks: Sequence[Buffers], early: int, ahead: int, limited: bool, holds: bool, inside: int = 0
-) -> Iterator[int]:
-    """Bytes of gradients, and of gathers under way, at the moments of a step at which there may be most."""
+) -> Iterator[Level]:
+    """The moments of a step at which there may be most."""
     window = ahead + limited
-    yield root.whole + _whole(blocks[: max(1, window)])  # forward begins
+    yield Level("forward", 0, root.whole + _whole(blocks[: max(1, window)]))
     for place in range(len(blocks)):
-        yield _whole(blocks[place : place + max(ahead + 1, window)])
+        yield Level("forward", place + 1, _whole(blocks[place : place + max(ahead + 1, window)]))
     means = under_way = 0
     backwards = blocks[::-1]
     for place, unit in enumerate(backwards):
-        yield early + means + under_way + _whole(backwards[place : place + 1 + ahead])  # not copied out yet
-        yield early + means + under_way + unit.leaves + inside + _whole(backwards[place + 1 : place + 1 + ahead])
+        number = len(blocks) - place
+        # not copied out yet
+        yield Level("begin", number, early + means + under_way + _whole(backwards[place : place + 1 + ahead]))
+        ahead_of_it = _whole(backwards[place + 1 : place + 1 + ahead])
+        yield Level("inside", number, early + means + under_way + unit.leaves + inside + ahead_of_it)
         held = unit.packed if holds else 0
         gathers = _whole(backwards[place + 1 : place + 1 + window])
-        yield early + means + under_way + unit.leaves + held + gathers  # freed, its gradient complete
+        # freed, its gradient complete
+        yield Level("end", number, early + means + under_way + unit.leaves + held + gathers)
         if place:  # the reduction before it is waited for
             means += backwards[place - 1].mean
-        yield early + means + unit.leaves + unit.packed + held + gathers  # packed
+        # packed
+        yield Level("end", number, early + means + unit.leaves + unit.packed + held + gathers)
         under_way = unit.packed + unit.reducing
-        yield early + means + under_way + gathers
-    yield root.leaves + means + under_way
+        yield Level("end", number, early + means + under_way + gathers)
+    yield Level("inside", 0, root.leaves + means + under_way)
     means = sum(block.mean for block in blocks)
-    yield root.leaves + root.packed + means
-    yield root.packed + root.reducing + means
+    yield Level("end", 0, root.leaves + root.packed + means)
+    yield Level("end", 0, root.packed + root.reducing + means)
 
 
 def _whole(units: Sequence[Buffers]) -> int:

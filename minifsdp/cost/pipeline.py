@@ -14,7 +14,7 @@ bubble is the idle share of all ranks' time over the whole step; papers also wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -106,7 +106,14 @@ def zeros(sizes: Sizes, cut: Cut | None) -> int:
 def held(
     plan: Sequence[Sequence[Did]], rank: int, stages: Sequence[Stage], sizes: Sizes, cut: Cut | None = None
 ) -> int:
-    """Bytes of activations that a rank holds at most, before an action of its list.
+    """Bytes of activations that a rank holds at most, before an action of its list or after all."""
+    return max(before for _, before in held_before(plan, rank, stages, sizes, cut))
+
+
+def held_before(
+    plan: Sequence[Sequence[Did]], rank: int, stages: Sequence[Stage], sizes: Sizes, cut: Cut | None = None
+) -> Iterator[tuple[Did | None, int]]:
+    """Bytes of activations that a rank holds before each action of its list, and at last (None) after all.
 
     A micro-batch's are held from F to B, or whole to I and in part to W; of a loss its value stays. A gradient that was
     sent is held until a message from its receiver shows that it has arrived; one for a stage on the same rank, until
@@ -114,11 +121,11 @@ def held(
     """
     homes = homes_of(plan)
     passed = stream(sizes, cut)
-    now = most = 0
+    now = 0
     splits = any(kind == "W" for _, kind, _ in plan[rank])
     sent: list[tuple[int, int]] = []  # of each gradient on its way: the receiver, and its place in the receiver's list
     for number, kind, micro in plan[rank]:
-        most = max(most, now + passed * len(sent))
+        yield (number, kind, micro), now + passed * len(sent)
         stage, below, above = stages[number], homes.get(number - 1), homes.get(number + 1)
         source, maker = (below, (number - 1, "F")) if kind == "F" else (above, (number + 1, "BI"))
         if kind != "W" and source not in (None, rank):
@@ -137,7 +144,7 @@ def held(
                 now += passed
             elif below is not None:
                 sent.append((below, _place(plan[below], number - 1, "BI", micro)))
-    return max(most, now + passed * len(sent))
+    yield None, now + passed * len(sent)
 
 
 def _place(actions: Sequence[Did], stage: int, kinds: str, micro: int) -> int:

@@ -128,7 +128,7 @@ def _predict(model: State, states: list[State], rows: list[UnitRow]) -> Predicti
     if isinstance(schedule, RateLimitedSchedule):
         ahead = min(ahead, schedule.limit - 1)
     holds = model.keeper is Held and runs_behind(model.device)
-    gradients = max(gradient_moments(root, blocks, root.leaves, ahead, limited, holds))
+    gradients = max(each.bytes for each in gradient_moments(root, blocks, root.leaves, ahead, limited, holds))
     on_device = sum(row.rank + row.optimizer for row in rows if not row.offloaded)
     return Prediction(
         parameters=sum(row.rank for row in rows),
