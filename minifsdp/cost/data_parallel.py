@@ -169,19 +169,17 @@ def fsdp(
         limit: the most units, besides the root, that may be whole at once.
         accumulates: several backwards before a step: the later ones find all reduced gradients there.
     """
-    if setting.ranks == 1:  # nothing is sharded
-        psi = setting.itemsize * sum(map(sum, units))
-        return Bytes(psi, psi, setting.optimizer.bytes([sum(unit) for unit in units if unit]), 0, psi)
     root, *blocks = sizes = [setting.padded(sum(unit)) for unit in units]
     held = sum(sizes) // setting.ranks
     whole = sum(blocks)
     if reshard_after_forward:
         whole = most_whole(blocks, forward_depth, backward, backward_depth, limit)
-    gradients = [Gradient(size, setting.reducing(size), size // setting.ranks) for size in sizes]
+    gradients = [Gradient.of(size, setting) for size in sizes]
     if accumulates:
         gradients = [replace(gradient, kept=0) for gradient in gradients]
     peak = gradients_peak(gradients, reductions, first_alone=backward == "host") + (held if accumulates else 0)
-    return Bytes(held, held, setting.shard_state(sizes), root + whole, peak)
+    unsharded = root + whole if setting.ranks > 1 else 0  # one rank's shard is the unsharded parameters
+    return Bytes(held, held, setting.shard_state(sizes), unsharded, peak)
 
 
 def accumulated(units: Sequence[Sequence[int]], setting: Setting, itemsize: int) -> int:
@@ -232,6 +230,11 @@ class Gradient:
     unsharded: int
     reducing: int
     kept: int
+
+    @staticmethod
+    def of(size: int, setting: Setting) -> Gradient:
+        """Of a flat parameter of `size` bytes, padded; one rank's gradient is its mean, and stays where it is."""
+        return Gradient(size, setting.reducing(size) if setting.ranks > 1 else 0, size // setting.ranks)
 
 
 def gradients_peak(units: Sequence[Gradient], reductions: int | None, first_alone: bool = False) -> int:

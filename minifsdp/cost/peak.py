@@ -73,6 +73,8 @@ def _in_turns(mine: Divided, recipe: Recipe, held: StepBytes, rank: int) -> Iter
     parts = dict(zip(sorted({number for number, _, _ in recipe.actions[place]}), mine.parts, strict=True))
     there = {} if (always := gradients_throughout(recipe, held)) is None else {"always": always}
     every = held.unsharded_peak
+    if recipe.data is not None and recipe.data.kind == "fsdp2":  # and stand-ins for gradients to come
+        every += itemsize * pipeline.parameters_of([part.shapes for part in mine.parts])
     for did, before in pipeline.held_before(recipe.actions, place, stages, mine.sizes, mine.cut):
         if did is None:
             yield before + every + held.gradients_peak
@@ -84,7 +86,8 @@ def _in_turns(mine: Divided, recipe: Recipe, held: StepBytes, rank: int) -> Iter
             continue
         adds = number in there or always is not None
         if kind == "W":
-            yield before + gradients + itemsize * (max(stage.parameters) if adds else sum(stage.parameters))
+            largest = itemsize * max(stage.parameters)  # it is copied on its way to `.grad`
+            yield before + gradients + largest + (largest if adds else itemsize * sum(stage.parameters))
         else:
             for m in walk.backward(stage, mine.sizes, mine.cut, before, kind == "I"):
                 yield m.activations + gradients + (m.fresh if adds else m.made)
@@ -176,7 +179,7 @@ def _flat(part: Model, data: DataParallel, setting: Setting) -> Shards:
     ahead = {"sync": 0, "overlap": 0, "prefetch": data.depth, "limit": data.limit - 1}[data.when]
     ahead = every if ahead is None else ahead
     reductions = {"sync": 0, "overlap": 1, "prefetch": None, "limit": 1}[data.when]
-    gradients = [Gradient(size, setting.reducing(size) * is_sharded, size // setting.ranks) for size in sizes]
+    gradients = [Gradient.of(size, setting) for size in sizes]
     levels = [*data_parallel.gradient_levels(gradients, reductions)][::-1]
 
     def unsharded(first: int, last: int) -> int:

@@ -154,21 +154,33 @@ def _place(actions: Sequence[Did], stage: int, kinds: str, micro: int) -> int:
 # FSDP2
 
 
-def fsdp2(units: Sequence[Sequence[Shape]], setting: Setting) -> Bytes:
-    """A stage under FSDP2, whose parameters stay gathered for the step and whose gradients are reduced at its end.
+def fsdp2(stages: Sequence[Sequence[Sequence[Shape]]], setting: Setting) -> Bytes:
+    """Stages under FSDP2, whose parameters stay gathered for the step and whose gradients are reduced at its end.
+
+    One stage after another reduces its gradients. Until its turn, each of its parameters has a stand-in of one element
+    as its `.grad` (fsdp2/unreduced.py).
 
     Args:
-        units: shapes of each parameter, unit by unit, the root's first; it may be empty.
-        setting: `ranks` are the replicas of the stage.
+        stages: of each of a rank's stages the shapes of each parameter, unit by unit, the root's first; it may be empty.
+        setting: `ranks` are the replicas of a stage.
     """
-    buffers = [Buffers.of(unit, setting) for unit in units if unit]
-    held = fsdp2_bytes([list(unit) for unit in units if unit], 0, setting, ahead=0, limited=False, holds=False)
-    peak, means = 0, 0
-    for number, unit in enumerate(buffers):
-        left = sum(each.leaves for each in buffers[number + 1 :])
-        peak = max(peak, left + means + unit.leaves + unit.packed, left + means + unit.packed + unit.reducing)
-        means += unit.mean
+    units = [list(unit) for stage in stages for unit in stage if unit]
+    buffers = [Buffers.of(unit, setting) for unit in units]
+    held = fsdp2_bytes(units, 0, setting, ahead=0, limited=False, holds=False)
+    peak, means, place = 0, 0, 0
+    for number, stage in enumerate(stages):
+        waiting = setting.itemsize * parameters_of(stages[number + 1 :])
+        for unit in (Buffers.of(shapes, setting) for shapes in stage if shapes):
+            place += 1
+            left = waiting + sum(each.leaves for each in buffers[place:])
+            peak = max(peak, left + means + unit.leaves + unit.packed, left + means + unit.packed + unit.reducing)
+            means += unit.mean
     return replace(held, unsharded_peak=sum(unit.whole for unit in buffers), gradients_peak=peak)
+
+
+def parameters_of(stages: Sequence[Sequence[Sequence[Shape]]]) -> int:
+    """The number of parameters in these stages."""
+    return sum(len(unit) for stage in stages for unit in stage)
 
 
 # Messages

@@ -124,7 +124,7 @@ def _shards(mine: Divided, recipe: Recipe) -> Bytes:
         schedule = {"reshard_after_forward": data.reshard, "accumulates": accumulates, **_schedule(data)}
         return data_parallel.fsdp(units, over, **schedule)
     if recipe.pipeline is not None:
-        return pipeline.fsdp2([unit for part in parts for unit in part.shapes], over)
+        return pipeline.fsdp2([part.shapes for part in parts], over)
     return _fsdp2(parts[0], data, over)
 
 

@@ -358,6 +358,7 @@ def _totals(calls: list[Call]) -> dict[str, dict[str, int]]:
 
 
 def _by_axis(calls: list[Call], mesh: Mesh, rank: int) -> dict[str, dict[str, dict[str, int]]]:
-    """This rank's calls by axis and operation, as `cost.traffic.totals` has them."""
-    axes = {name: mesh.axis_of(global_ranks(group_named(name)), rank) for name in {call.group for call in calls}}
-    return totals(Counter(Message(axes[call.group], call.op, call.payload) for call in calls if call.op != "recv"))
+    """This rank's calls by axis and operation, as `cost.traffic.totals` has them; groups of one rank send nothing."""
+    sent = [call for call in calls if call.op != "recv" and call.ranks > 1]
+    axes = {name: mesh.axis_of(global_ranks(group_named(name)), rank) for name in {call.group for call in sent}}
+    return totals(Counter(Message(axes[call.group], call.op, call.payload) for call in sent))
