@@ -135,7 +135,7 @@ def backward(stage: Model, sizes: Sizes, cut: Cut | None, kept: int, splits: boo
     copies, made, itemsize, blocks = Copies.of(sizes, cut or Cut()), 0, sizes.itemsize, len(stage.blocks)
     if stage.is_last:
         after, logits = kept_after_blocks(sizes, cut), _logits(sizes)
-        small = 2 * itemsize * (1 if cut is None else sizes.batch * sizes.context)
+        small = 4 * itemsize * (1 if cut is None else sizes.batch * sizes.context)  # numbers for each token, or for all
         yield Moment(blocks + 1, kept + 2 * logits + small)  # the gradients of the loss's inputs, and of the logits
         kept -= after["probabilities"]
         made = fresh = 0 if splits else bytes_of(stage.root, itemsize, "head")
@@ -156,9 +156,7 @@ def backward(stage: Model, sizes: Sizes, cut: Cut | None, kept: int, splits: boo
         yield Moment(0, kept, made + fresh, is_over=True)
 
 
-def _block(
-    block: Unit, number: int, sizes: Sizes, cut: Cut, kept: int, made: int, splits: bool
-) -> Iterator[Moment]:
+def _block(block: Unit, number: int, sizes: Sizes, cut: Cut, kept: int, made: int, splits: bool) -> Iterator[Moment]:
     """Backward of a block; the last moment is that of its end."""
     copies, by_name = Copies.of(sizes, cut), kept_by_block(sizes, cut)
     whole, part, stream = copies.whole, copies.whole // cut.ranks, copies.stream
