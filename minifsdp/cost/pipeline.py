@@ -161,7 +161,7 @@ def fsdp2(stages: Sequence[Sequence[Sequence[Shape]]], setting: Setting) -> Byte
     as its `.grad` (fsdp2/unreduced.py).
 
     Args:
-        stages: of each of a rank's stages the shapes of each parameter, unit by unit, the root's first; it may be empty.
+        stages: of each of the rank's stages the shapes of each parameter, unit by unit, the root first.
         setting: `ranks` are the replicas of a stage.
     """
     units = [list(unit) for stage in stages for unit in stage if unit]

@@ -121,7 +121,7 @@ def _shards(mine: Divided, recipe: Recipe) -> Bytes:
         return data_parallel.zero2(*bucketed(parts, recipe, setting), accumulates)
     if data.kind == "fsdp":
         units = [unit for part in parts for unit in part.units]
-        schedule = {"reshard_after_forward": data.reshard, "accumulates": accumulates, **_schedule(data)}
+        schedule = {"reshard_after_forward": data.reshard, "accumulates": accumulates, **of_fsdp(data)}
         return data_parallel.fsdp(units, over, **schedule)
     if recipe.pipeline is not None:
         return pipeline.fsdp2([part.shapes for part in parts], over)
@@ -137,8 +137,8 @@ def bucketed(parts: Sequence[Model], recipe: Recipe, setting: Setting) -> tuple[
     return alike, CAP, setting, apart
 
 
-def _schedule(data: DataParallel) -> dict[str, Any]:
-    """As data_parallel.fsdp takes it."""
+def of_fsdp(data: DataParallel) -> dict[str, Any]:
+    """The schedule as data_parallel.fsdp takes it."""
     ahead = {"forward_depth": data.depth, "backward": "pre", "backward_depth": data.depth}
     by_name: dict[str, dict[str, Any]] = {
         "sync": {},
@@ -149,11 +149,15 @@ def _schedule(data: DataParallel) -> dict[str, Any]:
     return by_name[data.when]
 
 
-def _fsdp2(part: Model, data: DataParallel, setting: Setting, inside: int = 0) -> Bytes:
+def of_fsdp2(data: DataParallel, setting: Setting) -> dict[str, Any]:
+    """The schedule as `fsdp2` takes it."""
     limited = data.when == "limit"
     holds = data.hold and setting.runs_behind
-    ahead = data.limit - 1 if limited else 1
-    return fsdp2(part.shapes, part.head, setting, ahead, limited, holds, inside)
+    return {"ahead": data.limit - 1 if limited else 1, "limited": limited, "holds": holds}
+
+
+def _fsdp2(part: Model, data: DataParallel, setting: Setting, inside: int = 0) -> Bytes:
+    return fsdp2(part.shapes, part.head, setting, inside=inside, **of_fsdp2(data, setting))
 
 
 def _with_sequence(held: Bytes, mine: Divided, recipe: Recipe) -> Bytes:

@@ -5,13 +5,14 @@ of their sum. Here is what is there at the same time: what forward has kept and 
 made so far, and the temporaries of one layer. Of a block, backward's are, next to the gradient of its output (s is the
 residual stream [b, s, h] on this rank, c = b s h / t, t tensor-parallel ranks):
 
-    down         4 c, the gradient of its input; and its parameters'
+    down         4 c, the gradient of its input; and those of its parameters
     gelu         8 c, the gradients of its output and of its input
-    up           4 c and b s h; and its parameters'
+    up           4 c and b s h; and those of its parameters
     norm2, sum   2 s
-    out          c; and its parameters'
-    attention    4 c, the gradients of its output, of q, k and v; then 6 c, for these are put into one tensor
-    qkv          3 c and b s h; and its parameters'
+    out          c; and those of its parameters
+    attention    4 c, the gradients of its output, of q, k and v
+    fused        6 c: q's, k's and v's are put into one tensor
+    qkv          3 c and b s h; and those of its parameters
     norm1, sum   2 s
 
 A collective between layers has buffers of its own (`Copies`).
@@ -185,6 +186,6 @@ def _block(block: Unit, number: int, sizes: Sizes, cut: Cut, kept: int, made: in
         yield Moment(number, kept + stream + temporaries[layer], made, fresh)
         kept -= sum(by_name.get(name, 0) for name in used if not (splits and name in _OF_WEIGHTS))
         kept += outputs[layer] if splits and of_weights else 0
-        if layer in ("up", "qkv") and cut.ranks > 1 or cut.sequence:
+        if layer in ("up", "qkv") and (cut.ranks > 1 or cut.sequence):
             yield Moment(number, kept + stream + copies.summing, made)
     yield Moment(number, kept + stream, made, is_over=True)

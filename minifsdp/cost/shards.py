@@ -1,0 +1,162 @@
+"""Bytes of data parallelism at each moment of a stage's passes: gathered parameters, gradients, reductions; no tensors.
+
+    none, DDP after backward, ZeRO-1    gradients as backward makes them
+    DDP during backward                 all gradients have their place in buckets; a layer's are copied there
+    ZeRO-2                              a bucket is filled while the one before it is reduced
+    FSDP                                units gathered around the one that computes, its unsharded gradient, reductions
+    FSDP2                               the same, with buffers of gathers and of packed gradients
+    FSDP2 around a pipeline             all units gathered, and gradients as backward makes them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING
+
+from minifsdp.cost import data_parallel
+from minifsdp.cost.data_parallel import Gradient, Setting
+from minifsdp.cost.fsdp2 import Buffers, gradient_moments
+from minifsdp.cost.model import Model
+from minifsdp.cost.total import Divided, bucketed, of_fsdp, of_fsdp2
+from minifsdp.cost.walk import Moment
+
+if TYPE_CHECKING:
+    from minifsdp.recipe import DataParallel, Recipe
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Bytes that data parallelism has of a stage next to what is there at rest, and to gradients of earlier passes.
+
+    Attributes:
+        forward: while a unit computes.
+        backward: at a moment of it.
+        left: of gradients, after backward.
+    """
+
+    forward: Callable[[int], int]
+    backward: Callable[[Moment], int]
+    left: int
+
+
+def keeps_gradients(recipe: Recipe) -> bool:
+    """Gradients stay as backward makes them until the end of the passes, where they are reduced."""
+    if recipe.data is None or recipe.data.kind in ("ddp", "zero1"):
+        return True
+    return recipe.data.kind == "fsdp2" and recipe.pipeline is not None
+
+
+def has_buffers(recipe: Recipe) -> bool:
+    """Gradients have memory of their own in all passes."""
+    return recipe.data is not None and (recipe.data.kind, recipe.data.when) == ("ddp", "overlap")
+
+
+def shards_of(stage: Model, mine: Divided, recipe: Recipe, adds: bool) -> Shards:
+    """What the ranks of data parallelism divide of a stage, and what they gather and reduce of it.
+
+    Args:
+        stage: one of this rank's parts.
+        mine: all that it has.
+        recipe: how it is trained.
+        adds: to the gradients of earlier passes.
+    """
+    data, setting = recipe.data, mine.over["shard"]
+    if data is not None and data.kind == "zero2":
+        return _zero2(mine, recipe, adds) if len(mine.parts) == 1 else _zero2_of_stages(stage, mine, recipe)
+    if data is not None and data.kind == "fsdp":
+        others = sum(setting.padded(sum(part.units[0])) for part in mine.parts if part is not stage)
+        return _flat(stage, data, setting, adds, others if setting.ranks > 1 else 0)
+    if data is not None and data.kind == "fsdp2" and recipe.pipeline is None:
+        return _fsdp2(stage, data, setting)
+    left = mine.sizes.itemsize * sum(stage.parameters)
+    return Shards(lambda unit: 0, lambda moment: moment.fresh if adds else moment.made, left)
+
+
+def _zero2(mine: Divided, recipe: Recipe, adds: bool) -> Shards:
+    """ZeRO-2: a bucket is filled while the one before it is reduced, or the one after it is filled, too."""
+    numels, cap, setting, apart = bucketed(mine.parts, recipe, mine.over["dp"])
+    sizes = data_parallel.padded_buckets(numels, cap, setting, apart)
+    each = [*data_parallel.buckets(numels, cap, setting.itemsize), *data_parallel.buckets(apart, cap, setting.itemsize)]
+    complete = [*accumulate(setting.itemsize * numel for numel in each)]
+    kept = [*accumulate((size // setting.ranks for size in sizes), initial=0)]
+    reducing = [0, *(size + setting.reducing(size) for size in sizes)]
+    filling = [*sizes, 0, 0]
+
+    def backward(moment: Moment) -> int:
+        place = sum(size <= moment.made for size in complete)  # of the bucket that is filled
+        early = moment.made - (0, *complete)[place] if apart else 0  # in `.grad` until their bucket's turn
+        before = reducing[place] + filling[place] + (0 if adds else kept[max(0, place - 1)])
+        both = filling[place] + filling[place + 1] + (0 if adds else kept[place])
+        return max(before, both) + early + moment.fresh
+
+    return Shards(lambda unit: 0, backward, kept[-1])
+
+
+def _zero2_of_stages(stage: Model, mine: Divided, recipe: Recipe) -> Shards:
+    """ZeRO-2 over several stages: each backward fills all buckets, most of them at its end, with zeros."""
+    setting = mine.over["dp"]
+    sizes = data_parallel.padded_buckets(*bucketed(mine.parts, recipe, setting))
+    kept = sum(sizes) // setting.ranks
+    filling = max(size + after for size, after in zip(sizes, [*sizes[1:], 0], strict=True))
+
+    def backward(moment: Moment) -> int:
+        is_over = moment.made >= setting.itemsize * sum(stage.parameters)
+        complete = (size for size in sizes if size - setting.itemsize * setting.ranks < moment.made or is_over)
+        return kept + filling + moment.fresh + max(map(setting.reducing, complete), default=0)
+
+    return Shards(lambda unit: kept, backward, 0)
+
+
+def _flat(stage: Model, data: DataParallel, setting: Setting, adds: bool, others: int) -> Shards:
+    """FSDP: units around the one that computes are gathered, its gradient is unsharded, and others are reduced."""
+    root, *blocks = sizes = [setting.padded(sum(unit)) for unit in stage.units]
+    every, is_sharded, how = len(blocks), setting.ranks > 1, {"forward_depth": 0, "reductions": 0, **of_fsdp(data)}
+    ahead = every if how["forward_depth"] is None else how["forward_depth"]
+    ahead = min(ahead, how.get("limit", every + 1) - 1)
+    gradients = [Gradient.of(size, setting) for size in sizes]
+    if adds:  # a mean is freed once it is added
+        gradients = [replace(gradient, kept=0) for gradient in gradients]
+    levels = [*data_parallel.gradient_levels(gradients, how["reductions"])][::-1]
+
+    def unsharded(first: int, last: int) -> int:
+        """Of the root and of the blocks from `first` to `last`, which are numbered from 1, as far as there are such."""
+        window = blocks[max(0, first - 1) : max(0, last)] if data.reshard else blocks
+        return others + (root + sum(window)) * is_sharded
+
+    def backward(moment: Moment) -> int:
+        unit = moment.unit
+        if unit > every:  # after the blocks
+            return unsharded(unit - ahead, unit) + root + moment.fresh
+        complete, begun = levels[unit]
+        if moment.is_over:
+            return unsharded(unit - ahead, unit - 1) + begun
+        return unsharded(unit - ahead, unit) + complete + moment.fresh
+
+    return Shards(lambda unit: unsharded(unit, unit + ahead), backward, sum(sizes) // setting.ranks)
+
+
+def _fsdp2(stage: Model, data: DataParallel, setting: Setting) -> Shards:
+    """FSDP2: a gather has a buffer that is copied out; gradients stay as they are made until they are packed."""
+    root, *blocks = [Buffers.of(unit, setting) for unit in stage.shapes]
+    every, how, shapes = len(blocks), of_fsdp2(data, setting), stage.shapes[0]
+    early = setting.itemsize * sum(map(prod, shapes[len(shapes) - stage.head :]))
+    levels: dict[tuple[str, int], int] = {}
+    for when, unit, size in gradient_moments(root, blocks, early, **how):
+        key = "inside" if when == "begin" else when, unit
+        levels[key] = max(size, levels.get(key, 0))
+
+    def forward(unit: int) -> int:
+        whole = blocks[unit - 1].whole if 0 < unit <= every else 0
+        return root.whole + whole + levels.get(("forward", unit), 0)
+
+    def backward(moment: Moment) -> int:
+        unit = moment.unit
+        if unit > every:  # after the blocks
+            return root.whole + early + sum(block.whole for block in blocks[max(0, every - 1 - how["ahead"]) :])
+        whole = blocks[unit - 1].whole if unit > 0 and not moment.is_over else 0
+        return root.whole + whole + levels["end" if moment.is_over else "inside", unit]
+
+    return Shards(forward, backward, root.mean + sum(block.mean for block in blocks))
