@@ -34,7 +34,16 @@ def peak(model: Model, recipe: Recipe, rank: int, setting: Setting) -> int:
     mine, held = divide(model, recipe, rank, setting), cost(model, recipe, rank, setting)
     losses = mine.sizes.itemsize * (recipe.micro_batches + 1)
     updating = losses + gradients_in_step(held, recipe) + optimizer_step(tensors(mine, recipe))
-    return held.parameters + held.optimizer + max(updating, *passes(mine, recipe, held, recipe.mesh.place(rank, "pp")))
+    working = max(updating, *passes(mine, recipe, held, recipe.mesh.place(rank, "pp")))
+    return held.parameters + held.optimizer + working + dropped_late(mine, recipe)
+
+
+def dropped_late(mine: Divided, recipe: Recipe) -> int:
+    """Bytes of one message of activations: gloo's thread may drop its reference a moment after the wait has returned.
+
+    Buffers of data parallelism are freed by their size, whoever has a reference.
+    """
+    return pipeline.stream(mine.sizes) if recipe.mesh.tp > 1 or recipe.mesh.pp > 1 else 0
 
 
 def passes(mine: Divided, recipe: Recipe, held: StepBytes, place: int) -> Iterator[int]:

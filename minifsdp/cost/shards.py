@@ -1,16 +1,16 @@
 """Bytes of data parallelism at each moment of a stage's passes: gathered parameters, gradients, reductions; no tensors.
 
-    none, DDP after backward, ZeRO-1    gradients as backward makes them
-    DDP during backward                 all gradients have their place in buckets; a layer's are copied there
-    ZeRO-2                              a bucket is filled while the one before it is reduced
-    FSDP                                units gathered around the one that computes, its unsharded gradient, reductions
-    FSDP2                               the same, with buffers of gathers and of packed gradients
-    FSDP2 around a pipeline             all units gathered, and gradients as backward makes them
+none, DDP after backward, ZeRO-1    gradients as backward makes them
+DDP during backward                 all gradients have their place in buckets; a layer's are copied there
+ZeRO-2                              a bucket is filled while the one before it is reduced
+FSDP                                units gathered around the one that computes, its unsharded gradient, reductions
+FSDP2                               the same, with buffers of gathers and of packed gradients
+FSDP2 around a pipeline             all units gathered, and gradients as backward makes them
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
@@ -128,11 +128,12 @@ def _flat(stage: Model, data: DataParallel, setting: Setting, adds: bool, others
 
     def backward(moment: Moment) -> int:
         unit = moment.unit
+        next_ones = unsharded(unit - 1 - ahead, unit - 1) if "backward" in how else unsharded(1, 0)
         if unit > every:  # after the blocks
-            return unsharded(unit - ahead, unit) + root + moment.fresh
+            return next_ones + root + moment.fresh
         complete, begun = levels[unit]
         if moment.is_over:
-            return unsharded(unit - ahead, unit - 1) + begun
+            return next_ones + begun
         return unsharded(unit - ahead, unit) + complete + moment.fresh
 
     return Shards(lambda unit: unsharded(unit, unit + ahead), backward, sum(sizes) // setting.ranks)

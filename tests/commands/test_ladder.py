@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from commands_in_forks import minifsdp
+from other_ladders import assert_peaks_are_bounded_on_every_rank
 from rich.console import Console
 
 from minifsdp.course import cli
@@ -29,11 +30,15 @@ BUSY = 0.5  # seconds of a rank's own time: it is ready after half of that
 SCHEDULES = ["fsdp", "fsdp-overlap", "fsdp-prefetch", "fsdp-limit"]
 
 
+def settings_on(ranks: int = 2, **given: Any) -> Settings:
+    return Settings(ranks=ranks, layers=3, width=35, context=16, **given)
+
+
 def climb(out: Path, progress: Any = lambda *_: None, **settings: Any) -> dict:
     """From within this process: the fork server is up."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIFSDP_DEVICE", "cpu")
-        request = ladder.check(Settings(layers=3, width=35, context=16, **settings), "cpu", out)
+        request = ladder.check(settings_on(**settings), "cpu", out)
         ladder.run(request, progress)
     return json.loads((out / "ladder.json").read_text())
 
@@ -89,6 +94,10 @@ def test_bytes_are_as_predicted_on_every_rank(record):
         for measured, predicted in zip(rung["bytes"], rung["predicted"], strict=True):
             assert {key: measured[key] for key in predicted} == predicted, rung["name"]
             assert measured["peak"] > measured["parameters"]
+
+
+def test_peaks_are_bounded_on_every_rank(record):
+    assert_peaks_are_bounded_on_every_rank(settings_on(record["ranks"]), record)
 
 
 def test_the_closed_form_is_of_the_ranks_world_not_of_the_machines_gpus(monkeypatch):
@@ -156,6 +165,7 @@ def test_a_few_rungs_on_other_numbers_of_ranks(ranks, tmp_path):
     assert len(few["rungs"]) == 6
     test_losses_equal_one_process(few)
     test_bytes_are_as_predicted_on_every_rank(few)
+    test_peaks_are_bounded_on_every_rank(few)
     assert by_name(few)["fsdp"]["losses"] == by_name(few)["fsdp-limit"]["losses"]
     count = len(padded(few))
     for name in ("fsdp", "fsdp-limit") if ranks > 1 else ():

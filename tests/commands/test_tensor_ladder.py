@@ -10,6 +10,7 @@ from other_ladders import (
     assert_bytes_are_as_predicted_on_every_rank,
     assert_climbed,
     assert_losses_equal_one_process,
+    assert_peaks_are_bounded_on_every_rank,
     assert_the_table_fits_and_ticks,
     climb,
     explorer_in,
@@ -50,6 +51,10 @@ def test_losses_equal_one_process(record: dict[str, Any]) -> None:
 
 def test_bytes_are_as_predicted_on_every_rank(record: dict[str, Any]) -> None:
     assert_bytes_are_as_predicted_on_every_rank(record)
+
+
+def test_peaks_are_bounded_on_every_rank(run: tuple[ladder.Request, Path], record: dict[str, Any]) -> None:
+    assert_peaks_are_bounded_on_every_rank(run[0].settings, record)
 
 
 def test_what_each_rung_frees(record: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from other_ladders import (
     assert_bytes_are_as_predicted_on_every_rank,
     assert_climbed,
     assert_losses_equal_one_process,
+    assert_peaks_are_bounded_on_every_rank,
     assert_the_table_fits_and_ticks,
     climb,
     record_in,
@@ -43,6 +44,7 @@ def test_three_axes_are_a_rung_like_others(run: tuple[ladder.Request, Path], rec
     assert_climbed(*run, ALL, [], "pipeline.png")
     assert_losses_equal_one_process(record)
     assert_bytes_are_as_predicted_on_every_rank(record)
+    assert_peaks_are_bounded_on_every_rank(run[0].settings, record)
     assert_the_table_fits_and_ticks(record)
 
 

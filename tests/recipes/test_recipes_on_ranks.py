@@ -1,4 +1,7 @@
-"""Every recipe trains what one process trains, and holds and sends what its arithmetic says, to the byte."""
+"""Every recipe trains what one process trains, and holds and sends what its arithmetic says, to the byte.
+
+All bytes at once have an upper bound, which is at most a tenth above them.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ ON_TWO = (
     *("dp=2,data=ddp", "dp=2,data=ddp,schedule=buckets", "dp=2,data=ddp,schedule=parameters", "dp=2,zero=1"),
     *("dp=2,zero=2", "dp=2,data=fsdp", "dp=2,data=fsdp,schedule=prefetch", "dp=2,data=fsdp,schedule=sync,reshard=no"),
     *("dp=2", "dp=2,schedule=prefetch,hold", "tp=2", "tp=2,sequence", "tp=2,sequence,regather", "pp=2"),
-    *("pp=2,order=gpipe", "pp=2,order=naive", "pp=2,order=interleaved,stages=2", "pp=2,order=zb-h1"),
+    *("pp=2,order=gpipe", "pp=2,order=naive", "pp=2,order=interleaved,stages=2", "pp=2,order=zb-h1", "pp=2,data=fsdp"),
 )
 ON_FOUR = in_some_order(
     (
@@ -74,7 +77,7 @@ ON_FOUR = in_some_order(
         *("pp=2,dp=2,data=ddp", "pp=2,dp=2,zero=1", "pp=2,dp=2,zero=2", "pp=2,dp=2,data=fsdp", "pp=2,dp=2"),
         *("pp=2,dp=2,axes=dp/pp", "pp=2,tp=2", "pp=2,tp=2,sequence,order=gpipe", "dp=4,replicate=2"),
         *("dp=4,replicate=2,data=fsdp", "dp=4,replicate=2,data=fsdp,reshard=no", "pp=2,tp=2,order=zb-h1"),
-        *("pp=2,dp=2,zero=2,order=interleaved,stages=2", "pp=2,dp=2,order=interleaved,stages=2", "pp=4,data=fsdp"),
+        *("pp=2,dp=2,zero=2,order=interleaved,stages=2", "pp=2,dp=2,order=interleaved,stages=2"),
     )
 )
 ON_EIGHT = in_some_order(
@@ -119,7 +122,7 @@ def steps_of_one_process() -> list[tuple[Tensor, Tensor, Tensor]]:
 @check_bytes(ranks=4, recipe=ON_FOUR)
 @check_bytes(ranks=8, recipe=ON_EIGHT)
 def holds_and_sends_what_is_predicted(recipe: str, context: int = SIZES["context"]) -> None:
-    """Bytes by category, and calls by axis, operation and size; on this rank."""
+    """Bytes by category and in all, and calls by axis, operation and size; on this rank. One rank sends nothing."""
     parsed, rank, where = Recipe.parse(recipe), dist.get_rank(), rank_device()
     rows = torch.zeros(ROWS // parsed.mesh.dp, context, dtype=torch.int64, device=where)
     build(model(), parsed)  # its process groups are there
