@@ -2,7 +2,7 @@
 
 none, DDP after backward, ZeRO-1    gradients as backward makes them
 DDP during backward                 all gradients have their place in buckets; a layer's are copied there
-ZeRO-2                              a bucket is filled while the one before it is reduced
+ZeRO-2                              a bucket, from its first gradient on, is filled while the one before it is reduced
 FSDP                                units gathered around the one that computes, its unsharded gradient, reductions
 FSDP2                               the same, with buffers of gathers and of packed gradients
 FSDP2 around a pipeline             all units gathered, and gradients as backward makes them
@@ -86,6 +86,8 @@ def _zero2(mine: Divided, recipe: Recipe, adds: bool) -> Shards:
     filling = [*sizes, 0, 0]
 
     def backward(moment: Moment) -> int:
+        if not moment.made:  # a buffer is made with its first gradient
+            return 0
         place = sum(size <= moment.made for size in complete)  # of the bucket that is filled
         early = moment.made - (0, *complete)[place] if apart else 0  # in `.grad` until their bucket's turn
         before = reducing[place] + filling[place] + (0 if adds else kept[max(0, place - 1)])
