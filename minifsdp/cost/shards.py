@@ -55,7 +55,7 @@ def has_buffers(recipe: Recipe) -> bool:
 
 
 def shards_of(stage: Model, mine: Divided, recipe: Recipe, adds: bool) -> Shards:
-    """What the ranks of data parallelism divide of a stage, and what they gather and reduce of it.
+    """A stage in data parallelism: parts that ranks divide, gather and reduce.
 
     Args:
         stage: one of this rank's parts.
