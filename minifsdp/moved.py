@@ -44,6 +44,7 @@ MOVED = {
     "minifsdp.fsdp.ending": "minifsdp.autograd_hooks",
     "minifsdp.fsdp.steps": "minifsdp.optimizer_steps",
     "minifsdp.fsdp.torch_api.optimizer_checks": "minifsdp.optimizer_checks",
+    "minifsdp.fsdp.turns": "minifsdp.fsdp.backward_order",
     "minifsdp.fsdp.watch": "minifsdp.autograd_hooks",
 }
 """New paths by old ones; what is below a package has moved with it."""

@@ -6,7 +6,7 @@ post_forward   the module returns
 end_forward    the outermost module returns, and no backward will follow
 pre_backward   a hook on each output, and on each loss that the module leaves on itself: the unit's first gradient
 post_backward  a hook on each leaf, run once per backward when its gradient is complete, however often the
-               module was called; the last of the unit's leaves is the unit's end, in its turn (turns.py)
+               module was called; the last of the unit's leaves is the unit's end, in its turn (backward_order.py)
 end_backward   a callback that the autograd engine runs when this backward is over (torch: _runtime_utils.py)
 """
 
@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from minifsdp import private
 from minifsdp.autograd_hooks import BackwardEnd, after_backward_to, before_backward_of, left_on, made_here
+from minifsdp.fsdp.backward_order import StepTurns
 from minifsdp.fsdp.schedules.sync import SyncSchedule
-from minifsdp.fsdp.turns import StepTurns
 from minifsdp.fsdp.unit import SHARDED, Unit, reducing
 from minifsdp.fsdp.unit_pass import BEFORE, OVER, RUNNING, UnitPass
 from minifsdp.fsdp.view import call_post_hooks

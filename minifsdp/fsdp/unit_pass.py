@@ -10,7 +10,7 @@ from minifsdp.fsdp.unit import Unit
 
 
 class Phase(Enum):
-    """A unit's place in the current backward, which has two turns of the unit's: its begin and its end (turns.py)."""
+    """A unit's place in the current backward, in which it has two turns: its begin and its end (backward_order.py)."""
 
     BEFORE = 0
     RUNNING = 1

@@ -37,7 +37,7 @@ BEFORE = {  # modules of the last release that are elsewhere now
     "minifsdp.course.watch": "cpu_memory cuda_memory description intervals ledger records storages timeline trace",
     "minifsdp.course.watch.description": "flat per_parameter report tensor_parallel",
     "minifsdp.ddp": "arguments comm_hook distributed join logging_data sparse static_graph",
-    "minifsdp.fsdp": "ending steps watch",
+    "minifsdp.fsdp": "ending steps turns watch",
     "minifsdp.fsdp.torch_api": "optimizer_checks",
 }
 OLD = [f"{package}.{name}" for package, names in BEFORE.items() for name in names.split()]

@@ -33,7 +33,7 @@ class StaticGraphReducer(Reducer):
         "your training graph has changed in this iteration, e.g., one parameter is used in first iteration, but then "
         "got unused in the second iteration. this is not compatible with static_graph set to True."
     )
-    cure = "Pass find_unused_parameters=True to DistributedDataParallel in its stead."
+    cure = "Pass find_unused_parameters=True to DistributedDataParallel instead."
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

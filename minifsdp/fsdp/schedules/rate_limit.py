@@ -65,7 +65,7 @@ class RateLimitedSchedule(PrefetchSchedule):
         super().gather(unit)
 
     def make_room(self) -> None:
-        """A unit is needed that the order did not foresee: one that was prefetched and that nobody uses goes."""
+        """A unit is needed that the order did not foresee: free prefetched units that no module is using."""
         for unit in [u for u in self.unsharded if u.state is GATHERING]:
             if len(self.unsharded) >= self.limit:
                 self.release(unit)

@@ -83,7 +83,7 @@ def check(how: Summon, instances: Iterable[Wrapped]) -> None:
 
 
 def check_forward(instance: Wrapped) -> None:
-    """Before a forward of what is summoned: it communicates with nobody, so nothing inside may have to.
+    """Before a forward of a summoned module: no other rank takes part, so no unit inside may need to communicate.
 
     Raises:
         ValueError: with torch's text, it is called where the parameters are not, or has units inside that would gather.
