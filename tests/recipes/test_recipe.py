@@ -179,6 +179,12 @@ def test_the_arithmetic_refuses_what_it_does_not_predict(
             predict(sizes_of(model), parsed, 0, Setting(parsed.mesh.ranks, batch=batch))
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_order_has_its_actions(order: str) -> None:
+    pipeline = PipelineParallel(order, 2 if order == "interleaved" else 1)
+    assert len(Recipe(Mesh(pp=2), None, None, pipeline).actions) == 2
+
+
 @pytest.mark.parametrize("old", MOVED)
 def test_old_paths_are_the_new_modules(old: str) -> None:
     found, new = importlib.import_module(old), importlib.import_module(MOVED[old])

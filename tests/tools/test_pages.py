@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -12,7 +13,12 @@ import pytest
 from minifsdp.fsdp.shard import shard
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "labs" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "labs" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 ROW = re.compile(r"^\| \[(\w+) [^]]+\]\(labs/(\S+)\) \| (\d+) \| .+ \|$", re.MULTILINE)
 
@@ -27,6 +33,35 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert there.exists(), target
         if fragment and there.suffix == ".md":
             assert fragment[1:] in {slug(line) for line in there.read_text().splitlines()}, fragment
+
+
+NAMED = re.compile(r"((?:`\w+`(?:, | or | and )*)+) in \[[^]]+\]\(([^)#]+\.py)\)")
+
+
+def names_in(path: Path) -> set[str]:
+    """What a file defines: functions, classes, variables, attributes of classes, and parameters."""
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    found = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    found |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return found | {node.arg for node in nodes if isinstance(node, ast.arg)}
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/code.md", "docs/where.md"])
+def test_what_a_page_names_is_in_the_file(page: str) -> None:
+    text = (ROOT / page).read_text()
+    named = [(name, path) for names, path in NAMED.findall(text) for name in re.findall(r"`(\w+)`", names)]
+    gone = [at for at in named if at[0] not in names_in((ROOT / page).parent / at[1])]
+    assert not gone
+
+
+def test_a_change_is_in_three_files_and_has_a_test() -> None:
+    """The rows of docs/where.md. A link to an example stands for the new file."""
+    text = (ROOT / "docs" / "where.md").read_text()
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and "](" in line]
+    assert len(rows) == 20
+    for what, edit, run in rows:
+        assert 1 <= len(set(LINK.findall(edit))) <= 3, what
+        assert "](../tests/" in run, what
 
 
 def slug(line: str) -> str | None:

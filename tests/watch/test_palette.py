@@ -11,6 +11,7 @@ import pytest
 from matplotlib.colors import CSS4_COLORS, TABLEAU_COLORS
 
 from minifsdp.instruments.plots import palette
+from minifsdp.instruments.watch.storages import TAGS
 
 ROOT = Path(__file__).parents[2]
 DRAWING = sorted(
@@ -82,6 +83,10 @@ def test_a_family_s_colours_differ() -> None:
     for name in FAMILIES:
         colours = getattr(palette, name)
         assert len(set(colours.values() if isinstance(colours, dict) else colours)) == len(colours), name
+
+
+def test_every_tag_has_a_colour() -> None:
+    assert set(palette.TAG_COLOURS) == set(TAGS)
 
 
 def test_text_has_a_contrast_of_4_5() -> None:
