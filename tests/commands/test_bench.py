@@ -5,7 +5,6 @@ import gc
 import json
 import math
 import re
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -18,7 +17,6 @@ import torch
 from rich.console import Console
 
 from minifsdp import device
-from minifsdp.course import cli
 from minifsdp.course.bench import compete, memory, report, start
 from minifsdp.course.bench.contestants import BASELINES, CONTESTANTS, Contestant
 from minifsdp.course.bench.prediction import GPUS, PREDICTED, predict
@@ -452,31 +450,21 @@ def test_ranks_that_share_a_gpu_are_said_to(record):
 # The command
 
 
-def command(monkeypatch, capsys, *options):
-    """Exit code, output and errors of `minifsdp bench OPTIONS`, in which no rank may start."""
-    monkeypatch.setattr(sys, "argv", ["minifsdp", "bench", *options])
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(start, "launch", lambda *_, **__: pytest.fail("a rank was started"))
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    return stop.value.code, *capsys.readouterr()
-
-
 @pytest.mark.parametrize("wrong", [False, True])
-def test_a_wrong_step_is_exit_code_1(monkeypatch, capsys, tmp_path, record, wrong):
+def test_a_wrong_step_is_exit_code_1(monkeypatch, command, tmp_path, record, wrong):
     monkeypatch.setattr(start, "run", lambda request, show: record if wrong else honest(record))
-    code, out, errors = command(monkeypatch, capsys, "--device", "cpu", "--out", str(tmp_path))
+    code, out, errors = command("bench", "--device", "cpu", "--out", str(tmp_path))
     assert code == (1 if wrong else 0)
     assert ("wrong step's time is no result" in errors) == wrong
     assert "our-fsdp-grad-op" in out
 
 
-def test_results_that_cannot_be_written_are_shown_all_the_same(monkeypatch, capsys, tmp_path, record):
+def test_results_that_cannot_be_written_are_shown_all_the_same(monkeypatch, command, tmp_path, record):
     def undelivered(request, show):
         raise UndeliveredError("--out gone cannot be written", honest(record))
 
     monkeypatch.setattr(start, "run", undelivered)
-    code, out, errors = command(monkeypatch, capsys, "--device", "cpu", "--out", str(tmp_path))
+    code, out, errors = command("bench", "--device", "cpu", "--out", str(tmp_path))
     assert code == 1
     assert "our-fsdp-grad-op" in out
     assert errors.splitlines()[-1] == "minifsdp: --out gone cannot be written"
@@ -508,12 +496,8 @@ def test_results_that_cannot_be_written_are_shown_all_the_same(monkeypatch, caps
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_requests_end_in_one_line(monkeypatch, capsys, tmp_path, options, says):
+def test_bad_requests_end_in_one_line(monkeypatch, refused, tmp_path, options, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "old" / "bench.json").mkdir(parents=True)
-    code, out, errors = command(monkeypatch, capsys, "--device", "cpu", *options)
-    assert code == 2
-    assert not out
-    (line,) = errors.splitlines()
-    assert says in re.sub(r"\s+", " ", line)
+    assert says in re.sub(r"\s+", " ", refused("bench", "--device", "cpu", *options))

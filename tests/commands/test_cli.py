@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 import typer
 
-from minifsdp.course import cli
 from minifsdp.course.cli import commands, lab
 from minifsdp.instruments.warm.needs import RANKS_NEED
 
 
-def minifsdp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+@pytest.fixture
+def printed(command: Any) -> Any:
     """What `minifsdp WORDS` prints, in this process; it has to end well."""
-    monkeypatch.setattr(sys, "argv", ["minifsdp", *words])
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    said = capsys.readouterr()
-    assert (end.value.code or 0, said.err) == (0, "")
-    return said.out
+
+    def run(*words: str) -> str:
+        code, output, errors = command(*words)
+        assert (code, errors) == (0, "")
+        return str(output)
+
+    return run
 
 
 def test_without_a_word_it_says_in_one_screen_what_there_is_and_imports_no_torch() -> None:
@@ -42,13 +42,11 @@ def test_without_a_word_it_says_in_one_screen_what_there_is_and_imports_no_torch
     assert said[: len(commands.COMMANDS)] == list(commands.COMMANDS)
 
 
-def test_what_it_says_to_start_with_is_there(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_it_says_to_start_with_is_there(printed: Any) -> None:
     for words in commands.START:
         name = words.split()[1]
         assert name in commands.COMMANDS or name in ("COMMAND", "--install-completion")
-    assert "Commands:" in minifsdp(monkeypatch, capsys, "--help")
+    assert "Commands:" in printed("--help")
 
 
 def test_the_server_imports_what_ranks_need_while_the_command_imports_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +79,8 @@ LAB = [("lab", str(each.name or each.callback.__name__)) for each in lab.app.reg
 
 
 @pytest.mark.parametrize("words", [*COMMANDS, *LAB], ids=" ".join)
-def test_every_help_has_an_example_of_its_own(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = " ".join(minifsdp(monkeypatch, capsys, *words, "--help").split())
+def test_every_help_has_an_example_of_its_own(words: tuple[str, ...], printed: Any) -> None:
+    said = " ".join(printed(*words, "--help").split())
     assert f"Example: minifsdp {' '.join(words)}" in said
 
 

@@ -16,7 +16,6 @@ from commands_in_forks import minifsdp
 from other_ladders import assert_peaks_are_bounded_on_every_rank
 from rich.console import Console
 
-from minifsdp.course import cli
 from minifsdp.course.ladder import run as ladder
 from minifsdp.course.ladder.measure import MEASURING, Settings
 from minifsdp.course.ladder.rungs import RUNGS, closed_form_setting
@@ -206,20 +205,6 @@ def test_files_are_whole_and_of_this_run(tmp_path):
 # Requests that cannot be met
 
 
-def refused(monkeypatch, capsys, *options: str) -> str:
-    """The one line that `minifsdp ladder OPTIONS` ends with, before any rank starts."""
-    monkeypatch.setattr(sys, "argv", ["minifsdp", "ladder", *options])
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(ladder, "launch", lambda *_, **__: pytest.fail("a rank was started"))
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    output = capsys.readouterr()
-    assert stop.value.code == 2
-    assert not output.out
-    (line,) = output.err.splitlines()
-    return line
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -260,18 +245,18 @@ def refused(monkeypatch, capsys, *options: str) -> str:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_requests_end_in_one_line(monkeypatch, capsys, tmp_path, options, says):
+def test_bad_requests_end_in_one_line(monkeypatch, refused, tmp_path, options, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "empty.txt").touch()
-    assert says in refused(monkeypatch, capsys, "--device", "cpu", *options)
+    assert says in refused("ladder", "--device", "cpu", *options)
     assert {path.name for path in tmp_path.iterdir()} <= {"short.txt", "empty.txt", "results"}
 
 
-def test_more_ranks_than_gpus(monkeypatch, capsys, tmp_path):
+def test_more_ranks_than_gpus(monkeypatch, refused, tmp_path):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
-    assert "there is 1 GPU for 2 ranks: use --share-gpu" in refused(monkeypatch, capsys, "--device", "cuda")
+    assert "there is 1 GPU for 2 ranks: use --share-gpu" in refused("ladder", "--device", "cuda")
 
 
 def training(pid: int) -> bool:

@@ -440,20 +440,6 @@ def test_any_losses_can_be_drawn_and_recorded(tmp_path, values):
 # Requests that cannot be met
 
 
-def refused(monkeypatch, capsys, *options: str) -> str:
-    """The one line that `minifsdp train OPTIONS` ends with, before any rank starts."""
-    monkeypatch.setattr(sys, "argv", ["minifsdp", "train", *options])
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(start, "launch", lambda *_, **__: pytest.fail("a rank was started"))
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    output = capsys.readouterr()
-    assert stop.value.code == 2
-    assert not output.out
-    (line,) = output.err.splitlines()
-    return line
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -508,13 +494,13 @@ def refused(monkeypatch, capsys, *options: str) -> str:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_requests_end_in_one_line(monkeypatch, capsys, tmp_path, options, says):
+def test_bad_requests_end_in_one_line(monkeypatch, refused, tmp_path, options, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")
     device = [] if "--device" in options else ["--device", "cpu"]
-    assert says in refused(monkeypatch, capsys, *device, *options)
+    assert says in refused("train", *device, *options)
 
 
 JOB = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
@@ -538,13 +524,13 @@ JOB = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT"
     ],
     ids=lambda value: " ".join(f"{name}={each}" for name, each in value.items()) if isinstance(value, dict) else "",
 )
-def test_half_a_job_is_named_by_its_variable(monkeypatch, capsys, tmp_path, environment, says):
+def test_half_a_job_is_named_by_its_variable(monkeypatch, refused, tmp_path, environment, says):
     monkeypatch.chdir(tmp_path)
     for name in JOB:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert says in refused(monkeypatch, capsys, *OPTIONS)
+    assert says in refused("train", *OPTIONS)
     assert not list(tmp_path.iterdir())
 
 
@@ -585,10 +571,10 @@ def await_connection(pid: int, port: int) -> None:
         time.sleep(0.01)
 
 
-def test_ranks_that_torchrun_did_not_start(monkeypatch, capsys):
+def test_ranks_that_torchrun_did_not_start(monkeypatch, refused):
     for name, value in JOB.items():
         monkeypatch.setenv(name, value)
-    assert "--ranks 3, but this job was started with 2" in refused(monkeypatch, capsys, "--ranks", "3")
+    assert "--ranks 3, but this job was started with 2" in refused("train", "--ranks", "3")
 
 
 @pytest.fixture(scope="module")
@@ -615,10 +601,10 @@ def trained(tmp_path_factory):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
-def test_checkpoint_of_another_run(monkeypatch, capsys, tmp_path, trained, options, says):
+def test_checkpoint_of_another_run(monkeypatch, refused, tmp_path, trained, options, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("text" * 100)
-    line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={trained}", "--ranks=1", "--strategy=ddp", *options)
+    line = refused("train", *OPTIONS, f"--checkpoint={trained}", "--ranks=1", "--strategy=ddp", *options)
     assert says in line
     assert str(trained) in line
 
@@ -643,13 +629,13 @@ def make_pipe(path: Path) -> None:
 @pytest.mark.parametrize("file", ["run.pt", "rank-0.pt"])
 @pytest.mark.parametrize("harm", [truncate, empty, Path.unlink, make_pipe])
 @pytest.mark.parametrize("before", [True, False])
-def test_a_damaged_checkpoint_is_named_with_the_cure(monkeypatch, capsys, tmp_path, trained, file, harm, before):
+def test_a_damaged_checkpoint_is_named_with_the_cure(refused, tmp_path, trained, file, harm, before):
     kept = Path(shutil.copytree(trained, tmp_path / "kept"))
     if before:
         shutil.copytree(trained / "step-00000002", kept / "step-00000001")
     harm(kept / "step-00000002" / file)
     options = [*OPTIONS, f"--checkpoint={kept}", "--resume", "--ranks=1", "--strategy=ddp"]
-    line = refused(monkeypatch, capsys, *options)
+    line = refused("train", *options)
     assert f"step-00000002 is damaged ({file}" in line
     assert line.endswith(
         "delete it; --resume then takes step-00000001"
@@ -660,24 +646,24 @@ def test_a_damaged_checkpoint_is_named_with_the_cure(monkeypatch, capsys, tmp_pa
 
 @pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
 @pytest.mark.parametrize("harm", [truncate, empty, Path.unlink])
-def test_damaged_shards_are_named_before_a_rank_starts(monkeypatch, capsys, tmp_path, trained, file, harm):
+def test_damaged_shards_are_named_before_a_rank_starts(refused, tmp_path, trained, file, harm):
     kept = Path(shutil.copytree(trained, tmp_path / "kept"))
     shutil.copytree(trained / "step-00000002", kept / "step-00000001")
     harm(kept / "step-00000002" / file)
     out = tmp_path / "out"
     options = [*OPTIONS, f"--checkpoint={kept}", "--resume", "--ranks=1", "--strategy=ddp", f"--out={out}"]
-    line = refused(monkeypatch, capsys, *options)
+    line = refused("train", *options)
     assert f"step-00000002 is damaged ({file} " in line
     assert line.endswith("delete it; --resume then takes step-00000001")
     assert not out.exists()
 
 
-def test_scribbled_metadata_is_named_before_a_rank_starts(monkeypatch, capsys, tmp_path, trained):
+def test_scribbled_metadata_is_named_before_a_rank_starts(refused, tmp_path, trained):
     """Of the right size: torch would print its tracebacks on every rank."""
     kept = Path(shutil.copytree(trained, tmp_path / "kept"))
     file = kept / "step-00000002" / ".metadata"
     file.write_bytes(b"\x92" * file.stat().st_size)
-    line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={kept}", "--resume", "--ranks=1", "--strategy=ddp")
+    line = refused("train", *OPTIONS, f"--checkpoint={kept}", "--resume", "--ranks=1", "--strategy=ddp")
     assert "step-00000002 is damaged (.metadata: UnpicklingError): delete it; " in line
 
 
@@ -699,11 +685,11 @@ def test_a_checkpoint_without_a_list_of_its_files_is_taken_if_they_are_there(mon
         course.check(settings, "cpu", tmp_path / "out")
 
 
-def test_a_checkpoint_under_another_name_is_refused(monkeypatch, capsys, tmp_path, trained):
+def test_a_checkpoint_under_another_name_is_refused(refused, tmp_path, trained):
     """Taken for step 9, it would go on with step 3, and the next one to be saved would be the first to be deleted."""
     kept = Path(shutil.copytree(trained, tmp_path / "kept"))
     shutil.copytree(kept / "step-00000002", kept / "step-00000009")
-    line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={kept}", "--resume", "--ranks=1", "--strategy=ddp")
+    line = refused("train", *OPTIONS, f"--checkpoint={kept}", "--resume", "--ranks=1", "--strategy=ddp")
     assert line.endswith(
         "step-00000009 is damaged (it was renamed: it holds step 2): delete it; --resume then takes step-00000002"
     )
@@ -716,30 +702,30 @@ def test_random_numbers_of_other_ranks_are_not_asked_for(monkeypatch, tmp_path, 
     assert course.check(TrainSettings(**TINY, checkpoint=kept, resume=True), "cpu", tmp_path / "out").step == 2
 
 
-def test_a_file_with_the_name_of_a_checkpoint_is_refused(monkeypatch, capsys, tmp_path):
+def test_a_file_with_the_name_of_a_checkpoint_is_refused(refused, tmp_path):
     (tmp_path / "step-00000004").write_text("notes")
-    line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={tmp_path}", f"--out={tmp_path}")
+    line = refused("train", *OPTIONS, f"--checkpoint={tmp_path}", f"--out={tmp_path}")
     assert line.endswith("step-00000004 has a checkpoint's name but is not one: rename it")
 
 
-def test_a_folder_of_notes_with_the_name_of_a_checkpoint_is_refused(monkeypatch, capsys, tmp_path):
+def test_a_folder_of_notes_with_the_name_of_a_checkpoint_is_refused(refused, tmp_path):
     kept = tmp_path / "kept"
     (kept / "step-00000004").mkdir(parents=True)
     (kept / "step-00000004" / "notes.txt").write_text("notes")
     for options in ([], ["--resume"]):
-        line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={kept}", f"--out={tmp_path}", *options)
+        line = refused("train", *OPTIONS, f"--checkpoint={kept}", f"--out={tmp_path}", *options)
         assert line.endswith("step-00000004 has a checkpoint's name but is not one: rename it")
         assert [path.name for path in kept.iterdir()] == ["step-00000004"], "no lock is left"
 
 
-def test_a_refusal_leaves_no_lock_that_was_not_there(monkeypatch, capsys, tmp_path, trained):
+def test_a_refusal_leaves_no_lock_that_was_not_there(refused, tmp_path, trained):
     kept = Path(shutil.copytree(trained, tmp_path / "kept", ignore=shutil.ignore_patterns(".lock")))
     options = [*OPTIONS, f"--checkpoint={kept}", "--ranks=1", "--strategy=ddp", f"--out={tmp_path}"]
     for more in ([], ["--resume", "--steps=1"]):
-        refused(monkeypatch, capsys, *options, *more)
+        refused("train", *options, *more)
         assert [path.name for path in kept.iterdir()] == ["step-00000002"]
     (kept / ".lock").touch()
-    refused(monkeypatch, capsys, *options)
+    refused("train", *options)
     assert (kept / ".lock").exists()
 
 
@@ -783,16 +769,16 @@ with held(folder):
 """
 
 
-def test_a_folder_in_place_of_the_lock_is_named_with_the_cure(monkeypatch, capsys, tmp_path):
+def test_a_folder_in_place_of_the_lock_is_named_with_the_cure(refused, tmp_path):
     (tmp_path / "kept" / ".lock").mkdir(parents=True)
-    line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={tmp_path / 'kept'}", f"--out={tmp_path}")
+    line = refused("train", *OPTIONS, f"--checkpoint={tmp_path / 'kept'}", f"--out={tmp_path}")
     assert line.endswith("kept/.lock cannot be opened (is a directory): remove it, or name another folder")
 
 
-def test_results_do_not_go_into_a_checkpoint(monkeypatch, capsys, tmp_path):
+def test_results_do_not_go_into_a_checkpoint(refused, tmp_path):
     kept = tmp_path / "kept"
     for name in ("step-00000002", ".step-00000002.part", "step-00000002/results"):
-        line = refused(monkeypatch, capsys, *OPTIONS, f"--checkpoint={kept}", f"--out={kept / name}")
+        line = refused("train", *OPTIONS, f"--checkpoint={kept}", f"--out={kept / name}")
         assert f"--out {kept / name}: " in line
         assert "name another folder" in line
     assert not kept.exists()
