@@ -3,6 +3,9 @@
 @exercise("5.2")
 def gather(flat, group):
     ...                         # blank: the reference runs instead; written: checked at once and used from here on
+
+Checks and marking expect honest answers that may go wrong in any way, and contain that; an answer that attacks its own
+check or your account needs a container (docs/teaching.md, "Isolation").
 """
 
 from importlib import import_module
