@@ -31,7 +31,7 @@ from minifsdp.gpt import GPT, Block, GPTStage, blocks_of
 from minifsdp.pipeline import PipelineStage, Schedule, split_gpt
 from minifsdp.pipeline.actions import stages_of
 from minifsdp.pipeline.gpt import cross_entropy
-from minifsdp.pipeline.orders import count_stages
+from minifsdp.pipeline.schedules.orders import count_stages
 from minifsdp.pipeline.turns import InTurns
 from minifsdp.recipe import DataParallel, Recipe
 from minifsdp.tensor_parallel import loss_parallel, parallelize_gpt, sum_gradients

@@ -46,6 +46,16 @@ MOVED = {
     "minifsdp.fsdp.torch_api.optimizer_checks": "minifsdp.optimizer_checks",
     "minifsdp.fsdp.turns": "minifsdp.fsdp.backward_order",
     "minifsdp.fsdp.watch": "minifsdp.autograd_hooks",
+    "minifsdp.fsdp2.custom": "minifsdp.fsdp2.torch_api.custom",
+    "minifsdp.fsdp2.extensions": "minifsdp.fsdp2.torch_api.extensions",
+    "minifsdp.fsdp2.forward_methods": "minifsdp.fsdp2.torch_api.forward_methods",
+    "minifsdp.fsdp2.module": "minifsdp.fsdp2.torch_api.module",
+    "minifsdp.fsdp2.policies": "minifsdp.fsdp2.torch_api.policies",
+    "minifsdp.fsdp2.reduction": "minifsdp.fsdp2.torch_api.reduction",
+    "minifsdp.pipeline.api": "minifsdp.pipeline.torch_api.api",
+    "minifsdp.pipeline.schedules.dualpipe_v": "minifsdp.pipeline.torch_api.dualpipe_v",
+    "minifsdp.pipeline.schedules.looped_bfs": "minifsdp.pipeline.torch_api.looped_bfs",
+    "minifsdp.pipeline.schedules.zbv": "minifsdp.pipeline.torch_api.zbv",
 }
 """New paths by old ones; what is below a package has moved with it."""
 

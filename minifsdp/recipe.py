@@ -191,7 +191,7 @@ class Recipe:
         if self.pipeline is None:
             alone: Any = [[(0, "F", 0), (0, "B", 0)]]
             return alone  # type: ignore[no-any-return]
-        from minifsdp.pipeline.orders import action_lists  # where torch is needed
+        from minifsdp.pipeline.schedules.orders import action_lists  # where torch is needed
 
         return action_lists(self.pipeline.order, self.mesh.pp, self.micro_batches, self.pipeline.stages)
 

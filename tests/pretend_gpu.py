@@ -32,7 +32,7 @@ from minifsdp.course.ladder.measure import take_step
 from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.absent import Absent
-from minifsdp.fsdp2 import api
+from minifsdp.fsdp2.torch_api import api
 from minifsdp.instruments.machine.paper import _absent_like
 
 RANKS = 4

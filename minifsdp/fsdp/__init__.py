@@ -1,25 +1,62 @@
-"""Fully sharded data parallelism: units gather, free and reduce; schedules decide when."""
+"""Fully sharded data parallelism: units gather, free and reduce; schedules decide when.
 
-# `A as A` is how a package says that a name is for its users.
-from minifsdp.fsdp.schedules.overlap import OverlapSchedule as OverlapSchedule
-from minifsdp.fsdp.schedules.prefetch import BackwardPrefetch as BackwardPrefetch
-from minifsdp.fsdp.schedules.prefetch import PrefetchSchedule as PrefetchSchedule
-from minifsdp.fsdp.schedules.rate_limit import RateLimitedSchedule as RateLimitedSchedule
-from minifsdp.fsdp.schedules.sync import SyncSchedule as SyncSchedule
-from minifsdp.fsdp.torch_api.api import FullyShardedDataParallel as FullyShardedDataParallel
-from minifsdp.fsdp.torch_api.forward_method import register_fsdp_forward_method as register_fsdp_forward_method
-from minifsdp.fsdp.torch_api.options import CPUOffload as CPUOffload
-from minifsdp.fsdp.torch_api.options import FullOptimStateDictConfig as FullOptimStateDictConfig
-from minifsdp.fsdp.torch_api.options import FullStateDictConfig as FullStateDictConfig
-from minifsdp.fsdp.torch_api.options import LocalOptimStateDictConfig as LocalOptimStateDictConfig
-from minifsdp.fsdp.torch_api.options import LocalStateDictConfig as LocalStateDictConfig
-from minifsdp.fsdp.torch_api.options import MixedPrecision as MixedPrecision
-from minifsdp.fsdp.torch_api.options import OptimStateDictConfig as OptimStateDictConfig
-from minifsdp.fsdp.torch_api.options import OptimStateKeyType as OptimStateKeyType
-from minifsdp.fsdp.torch_api.options import ShardedOptimStateDictConfig as ShardedOptimStateDictConfig
-from minifsdp.fsdp.torch_api.options import ShardedStateDictConfig as ShardedStateDictConfig
-from minifsdp.fsdp.torch_api.options import ShardingStrategy as ShardingStrategy
-from minifsdp.fsdp.torch_api.options import StateDictConfig as StateDictConfig
-from minifsdp.fsdp.torch_api.options import StateDictSettings as StateDictSettings
-from minifsdp.fsdp.torch_api.options import StateDictType as StateDictType
-from minifsdp.fsdp.torch_api.policies import ModuleWrapPolicy as ModuleWrapPolicy
+torch's names are imported on first use, so that the schedules do without them.
+"""
+
+from typing import TYPE_CHECKING
+
+from minifsdp.fsdp.schedules.overlap import OverlapSchedule
+from minifsdp.fsdp.schedules.prefetch import BackwardPrefetch, PrefetchSchedule
+from minifsdp.fsdp.schedules.rate_limit import RateLimitedSchedule
+from minifsdp.fsdp.schedules.sync import SyncSchedule
+from minifsdp.on_first_use import on_first_use
+
+if TYPE_CHECKING:
+    from minifsdp.fsdp.torch_api.api import FullyShardedDataParallel
+    from minifsdp.fsdp.torch_api.forward_method import register_fsdp_forward_method
+    from minifsdp.fsdp.torch_api.options import (
+        CPUOffload,
+        FullOptimStateDictConfig,
+        FullStateDictConfig,
+        LocalOptimStateDictConfig,
+        LocalStateDictConfig,
+        MixedPrecision,
+        OptimStateDictConfig,
+        OptimStateKeyType,
+        ShardedOptimStateDictConfig,
+        ShardedStateDictConfig,
+        ShardingStrategy,
+        StateDictConfig,
+        StateDictSettings,
+        StateDictType,
+    )
+    from minifsdp.fsdp.torch_api.policies import ModuleWrapPolicy
+
+__all__ = [
+    "BackwardPrefetch",
+    "CPUOffload",
+    "FullOptimStateDictConfig",
+    "FullStateDictConfig",
+    "FullyShardedDataParallel",
+    "LocalOptimStateDictConfig",
+    "LocalStateDictConfig",
+    "MixedPrecision",
+    "ModuleWrapPolicy",
+    "OptimStateDictConfig",
+    "OptimStateKeyType",
+    "OverlapSchedule",
+    "PrefetchSchedule",
+    "RateLimitedSchedule",
+    "ShardedOptimStateDictConfig",
+    "ShardedStateDictConfig",
+    "ShardingStrategy",
+    "StateDictConfig",
+    "StateDictSettings",
+    "StateDictType",
+    "SyncSchedule",
+    "register_fsdp_forward_method",
+]
+
+__getattr__ = on_first_use(
+    __name__, __all__, ".torch_api.options", ".torch_api.policies", ".torch_api.forward_method", ".torch_api.api"
+)

@@ -9,12 +9,12 @@ from minifsdp.on_first_use import on_first_use
 
 if TYPE_CHECKING:
     from minifsdp.clip_grad import clip_grad_norm_
-    from minifsdp.fsdp2.api import fully_shard
-    from minifsdp.fsdp2.forward_methods import register_fsdp_forward_method
     from minifsdp.fsdp2.held import Held, Recorded
     from minifsdp.fsdp2.hooks import use_schedule
-    from minifsdp.fsdp2.module import FSDPModule, UnshardHandle
-    from minifsdp.fsdp2.policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+    from minifsdp.fsdp2.torch_api.api import fully_shard
+    from minifsdp.fsdp2.torch_api.forward_methods import register_fsdp_forward_method
+    from minifsdp.fsdp2.torch_api.module import FSDPModule, UnshardHandle
+    from minifsdp.fsdp2.torch_api.policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 __all__ = [
     "CPUOffloadPolicy",
@@ -31,5 +31,8 @@ __all__ = [
 ]
 
 __getattr__ = on_first_use(
-    __name__, __all__, ".held", ".policies", ".module", ".forward_methods", ".hooks", ".api", "..clip_grad"
+    __name__,
+    __all__,
+    *(".held", ".torch_api.policies", ".torch_api.module", ".torch_api.forward_methods", ".hooks", ".torch_api.api"),
+    "..clip_grad",
 )

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch import nn
+
 from minifsdp.fsdp.unit import reducing
 from minifsdp.fsdp2.hooks import state_of
-from minifsdp.fsdp2.module import FSDPModule
 
 
 @contextmanager
-def accumulating(module: FSDPModule) -> Iterator[None]:
+def accumulating(module: nn.Module) -> Iterator[None]:
     """Inside, no gradient is reduced, and parameters stay unsharded after backward; then all is set as before."""
-    units = module._units(True)
+    units = [state.unit for state in state_of(module).tree() if state.unit is not None]
     before = [(unit.delivery.all_reduces, unit.reshard_after_backward) for unit in units]
     with reducing(units, False):
         for unit in units:
@@ -25,7 +26,7 @@ def accumulating(module: FSDPModule) -> Iterator[None]:
                 unit.delivery.all_reduces, unit.reshard_after_backward = each
 
 
-def drop_accumulated(module: FSDPModule) -> None:
+def drop_accumulated(module: nn.Module) -> None:
     """Forget what earlier backwards have left unsharded in the tree; without communication."""
     engine = state_of(module).engine
     if engine is not None:

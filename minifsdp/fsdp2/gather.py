@@ -8,7 +8,7 @@ stream for gathers, the copy out on that of the computation, and the gathered bu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,11 @@ from torch import Tensor
 
 from minifsdp import comm, device, private
 from minifsdp.comm import Group, Label
-from minifsdp.fsdp2 import custom
 from minifsdp.fsdp2.cut import Cut, Rows
 from minifsdp.fsdp2.held import Held, Recorded
+
+AllGather = Callable[[Tensor, Tensor, Group, Label | None], Any]
+"""Starts to gather every rank's row; returns what to wait for (comm.py)."""
 
 
 class Gather:
@@ -34,7 +36,7 @@ class Gather:
     Attributes:
         gathered: the buffer [N * S] in rank order, freed at first.
         keeper: releases it after the copy out.
-        custom: the user's all-gather (custom.py); None: the all-gather of comm.py.
+        all_gather: a different all-gather than that of comm.py, with the same arguments; None: that one.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Gather:
         else:
             self.targets = [*(target.view(ranks, -1) for target in targets), gaps]
         self.keeper: Held | Recorded = Held()
-        self.custom: Any = None
+        self.all_gather: AllGather | None = None
         device.free(self.gathered)
 
     @torch.no_grad()
@@ -78,9 +80,8 @@ class Gather:
         private.foreach_copy(self.my_pieces, pieces)
         if self.group.size() == 1:  # the copy is waited for as a collective would be
             return device.current_stream(self.device).record_event()
-        if self.custom is not None:
-            return custom.all_gather(self.custom, self.gathered, self.my_row, self.group)
-        return comm.all_gather(self.gathered, self.my_row, self.group, label)
+        all_gather = self.all_gather or comm.all_gather
+        return all_gather(self.gathered, self.my_row, self.group, label)
 
     def copy_out(self) -> None:
         """Give each parameter its values; called where the computation is queued."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,14 @@ from minifsdp.comm import Group, Handle
 from minifsdp.flat_param import ParamPlaces
 from minifsdp.fsdp.delivery import Delivery
 from minifsdp.fsdp.plan import Plan
+from minifsdp.fsdp.reduction import Reduction
 from minifsdp.fsdp.unit import UNSHARDED, Unit
 from minifsdp.fsdp.written import check_memory
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut, Rows
+from minifsdp.fsdp2.gather import AllGather
 from minifsdp.fsdp2.gradients import Gradients
 from minifsdp.fsdp2.held import Held, Recorded
-from minifsdp.fsdp2.reduction import ChosenReduction
 from minifsdp.fsdp2.unsharded import Unsharded, renewed
 from minifsdp.fsdp2.view import InPlaceView
 from minifsdp.optimizer_steps import steps_taken
@@ -40,6 +41,10 @@ from minifsdp.private import in_backward, version_of
 def unsharded_of(unit: ParamUnit, dtypes: Sequence[torch.dtype]) -> Unsharded:
     """The memory of a unit's unsharded parameters, which have these dtypes in the computation."""
     return Unsharded(unit.cuts, unit.inner, dtypes, unit.group, unit.smaller, unit.device)
+
+
+MakeUnsharded: TypeAlias = "Callable[[ParamUnit, Sequence[torch.dtype]], Any]"
+"""Creates the memory of a unit's unsharded parameters, which have these dtypes in the computation."""
 
 
 class ParamUnit(Unit):
@@ -55,9 +60,10 @@ class ParamUnit(Unit):
         reshard_after_forward: free the unit after forward.
         smaller: ranks of `plan.inside` among which backward gathers the parts kept after forward; None: all ranks.
         unsharded: creates the memory of the unsharded parameters.
+        reduction: averages gradients; None: over the ranks of the plan.
 
     Attributes:
-        all_gather: the user's all-gather (custom.py); None: the all-gather of comm.py.
+        all_gather: a different all-gather than that of comm.py, with the same arguments; None: that one.
         delivery: the means on their way to the parameters' `.grad`.
         gathers_in_backward: backward reads the parameters' values.
         reduces_unused: give a parameter for which no rank has a gradient zeros instead of None.
@@ -65,7 +71,7 @@ class ParamUnit(Unit):
     """
 
     view: InPlaceView
-    all_gather: Any = None
+    all_gather: AllGather | None = None
     reshard_after_backward = True  # also before another micro-batch: an optimizer may be built in between
 
     def __init__(
@@ -78,7 +84,8 @@ class ParamUnit(Unit):
         name: str = "unit",
         reshard_after_forward: bool = True,
         smaller: Group | None = None,
-        unsharded: Callable[[ParamUnit, Sequence[torch.dtype]], Any] = unsharded_of,
+        unsharded: MakeUnsharded = unsharded_of,
+        reduction: Reduction | None = None,
     ) -> None:
         super().__init__(name, reshard_after_forward, plan.group)
         assert plan.inside is not None, "a unit is sharded over ranks"
@@ -90,7 +97,7 @@ class ParamUnit(Unit):
         self.shards, self.leaves, self._make_unsharded = shards, [], unsharded
         self._train([])
         self.gathers: Held | Recorded = Held()
-        self.gradients, self.delivery = Gradients(cuts, on), Delivery(plan, ChosenReduction(), on)
+        self.gradients, self.delivery = Gradients(cuts, on), Delivery(plan, reduction or Reduction(), on)
         self.reduces_unused, self.gathers_in_backward = False, True
         self._gathered: list[int] = []  # the versions that were
         self._packed: tuple[Tensor, Rows, list[int]] | None = None

@@ -12,7 +12,7 @@ from minifsdp import device
 from minifsdp.comm import Group, Label
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut, Rows
-from minifsdp.fsdp2.gather import Gather
+from minifsdp.fsdp2.gather import AllGather, Gather
 from minifsdp.fsdp2.held import Held, Recorded
 from minifsdp.private import pass_on_hooks, version_of
 
@@ -75,13 +75,15 @@ class Unsharded:
         """What forward has kept is out of date."""
         self._kept = []
 
-    def start(self, parts: Sequence[Tensor], keeper: Held | Recorded, custom: Any, label: Label) -> Any:
+    def start(
+        self, parts: Sequence[Tensor], keeper: Held | Recorded, all_gather: AllGather | None, label: Label
+    ) -> Any:
         """Start to fill the buffer from this rank's parts; returns what to wait for before `arrive`."""
         self._gather, pieces = self._gathers[0], [dtensors.on(self.device, part) for part in parts]
         if self._kept:
             self._gather, pieces = self._gathers[1], self._kept
             device.current_stream(self.device).wait_event(self._copied)
-        self._gather.keeper, self._gather.custom = keeper, custom
+        self._gather.keeper, self._gather.all_gather = keeper, all_gather
         return self._gather.start(pieces, label)
 
     def arrive(self, leaves: list[nn.Parameter]) -> bool:

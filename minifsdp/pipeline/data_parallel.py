@@ -9,18 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TypeAlias
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from minifsdp.ddp import DistributedDataParallel
-from minifsdp.fsdp2 import FSDPModule
 from minifsdp.fsdp2.accumulation import accumulating, drop_accumulated
+from minifsdp.fsdp2.hooks import has_state, state_of
 from minifsdp.pipeline import torch_ddp
 from minifsdp.pipeline.stage import PipelineStage
 
-Replica: TypeAlias = DistributedDataParallel | FSDPModule | TorchDDP
+
+@runtime_checkable
+class Replicated(Protocol):
+    """A module in our DDP."""
+
+    def no_sync(self) -> AbstractContextManager[None]: ...
+
+    def reduce_accumulated(self) -> None:
+        """Reduce what backwards inside `no_sync` have left."""
 
 
 def check_wrapped(module: nn.Module) -> None:
@@ -34,7 +41,7 @@ def check_wrapped(module: nn.Module) -> None:
 
 
 @contextmanager
-def reduced_once(replicas: Sequence[Replica]) -> Iterator[None]:
+def reduced_once(replicas: Sequence[Any]) -> Iterator[None]:
     """Backwards inside leave gradients unreduced; afterwards each module's are reduced, in this order.
 
     Where the user has switched the reduction off, they stay so, for the next steps to add to.
@@ -46,6 +53,8 @@ def reduced_once(replicas: Sequence[Replica]) -> Iterator[None]:
     for module in replicas:
         if isinstance(module, TorchDDP):
             torch_ddp.reduce_accumulated(module)
+        elif has_state(module):
+            state_of(module).reduce_accumulated()
         else:
             module.reduce_accumulated()
 
@@ -53,20 +62,20 @@ def reduced_once(replicas: Sequence[Replica]) -> Iterator[None]:
 def drop_unreduced(stages: Iterable[PipelineStage]) -> None:
     """A step has failed: what its backwards have left in FSDP2's units must not be added to the next step's."""
     for module in replicas_in(stages):
-        if isinstance(module, FSDPModule):
+        if has_state(module):
             drop_accumulated(module)
 
 
-def replicas_in(stages: Iterable[PipelineStage]) -> list[Replica]:
+def replicas_in(stages: Iterable[PipelineStage]) -> list[Any]:
     """The outermost modules of stages that reduce gradients."""
     return [module for stage in stages for module in _outermost(stage.submod)]
 
 
-def _outermost(module: nn.Module) -> list[Replica]:
-    if isinstance(module, (DistributedDataParallel, FSDPModule, TorchDDP)):
+def _outermost(module: nn.Module) -> list[Any]:
+    if has_state(module) or isinstance(module, (Replicated, TorchDDP)):
         return [module]
     return [found for child in module.children() for found in _outermost(child)]
 
 
-def _silent(module: Replica) -> AbstractContextManager[None]:
-    return accumulating(module) if isinstance(module, FSDPModule) else module.no_sync()
+def _silent(module: Any) -> AbstractContextManager[None]:
+    return accumulating(module) if has_state(module) else module.no_sync()  # type: ignore[no-any-return]

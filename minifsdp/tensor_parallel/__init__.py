@@ -1,20 +1,40 @@
 """Tensor parallelism: one layer on several ranks, with the names of torch.distributed.tensor.parallel.
 
 Reading order: layouts, parameters, layer, columns, rows, sequence, dropout, loss; then the interface, prepare,
-replicas and parallelize; last gpt, which applies all of it to a model.
+replicas and parallelize; last gpt, which applies all of it to a model. The styles in torch_api are imported on first
+use.
 """
 
-from minifsdp.tensor_parallel.columns import ColwiseParallel as ColwiseParallel
-from minifsdp.tensor_parallel.gpt import parallelize_gpt as parallelize_gpt
-from minifsdp.tensor_parallel.layer import LayerStyle as LayerStyle
-from minifsdp.tensor_parallel.loss import cross_entropy as cross_entropy
-from minifsdp.tensor_parallel.loss import loss_parallel as loss_parallel
-from minifsdp.tensor_parallel.parallelize import divide as divide
-from minifsdp.tensor_parallel.parallelize import parallelize_module as parallelize_module
-from minifsdp.tensor_parallel.prepare import PrepareModuleInput as PrepareModuleInput
-from minifsdp.tensor_parallel.prepare import PrepareModuleInputOutput as PrepareModuleInputOutput
-from minifsdp.tensor_parallel.prepare import PrepareModuleOutput as PrepareModuleOutput
-from minifsdp.tensor_parallel.rows import RowwiseParallel as RowwiseParallel
-from minifsdp.tensor_parallel.sequence import Replicated as Replicated
-from minifsdp.tensor_parallel.sequence import SequenceParallel as SequenceParallel
-from minifsdp.tensor_parallel.sequence import sum_gradients as sum_gradients
+from typing import TYPE_CHECKING
+
+from minifsdp.on_first_use import on_first_use
+from minifsdp.tensor_parallel.columns import ColwiseParallel
+from minifsdp.tensor_parallel.gpt import parallelize_gpt
+from minifsdp.tensor_parallel.layer import LayerStyle
+from minifsdp.tensor_parallel.loss import cross_entropy, loss_parallel
+from minifsdp.tensor_parallel.parallelize import divide, parallelize_module
+from minifsdp.tensor_parallel.prepare import PrepareModuleInput
+from minifsdp.tensor_parallel.rows import RowwiseParallel
+from minifsdp.tensor_parallel.sequence import Replicated, SequenceParallel, sum_gradients
+
+if TYPE_CHECKING:
+    from minifsdp.tensor_parallel.torch_api.prepare import PrepareModuleInputOutput, PrepareModuleOutput
+
+__all__ = [
+    "ColwiseParallel",
+    "LayerStyle",
+    "PrepareModuleInput",
+    "PrepareModuleInputOutput",
+    "PrepareModuleOutput",
+    "Replicated",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "cross_entropy",
+    "divide",
+    "loss_parallel",
+    "parallelize_gpt",
+    "parallelize_module",
+    "sum_gradients",
+]
+
+__getattr__ = on_first_use(__name__, __all__, ".torch_api.prepare")

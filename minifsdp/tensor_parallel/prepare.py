@@ -1,4 +1,4 @@
-"""Inputs and outputs of a module, moved to other layouts (torch/distributed/tensor/parallel/style.py).
+"""Inputs of a module, moved to other layouts (torch/distributed/tensor/parallel/style.py).
 
 A DTensor carries its layout; the layout of a plain tensor is an argument of the style.
 """
@@ -45,11 +45,11 @@ class PrepareModuleInput(ParallelStyle):
 
     def __post_init__(self) -> None:
         self.input_layouts, self.desired_input_layouts = (
-            _several(self.input_layouts),
-            _several(self.desired_input_layouts),
+            several(self.input_layouts),
+            several(self.desired_input_layouts),
         )
         if self.input_layouts is not None:
-            _check_lengths("input_layouts", self.input_layouts, "desired_input_layouts", self.desired_input_layouts)
+            check_lengths("input_layouts", self.input_layouts, "desired_input_layouts", self.desired_input_layouts)
         given, desired = self.input_kwarg_layouts or {}, self.desired_input_kwarg_layouts or {}
         if given.keys() != desired.keys():
             names = sorted(given.keys() ^ desired.keys())
@@ -62,7 +62,7 @@ class PrepareModuleInput(ParallelStyle):
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if self.input_layouts is not None:
                 given, desired = self.input_layouts, self.desired_input_layouts
-                args = _moved(args, given, desired, ranks, self.use_local_output, "input")
+                args = moved(args, given, desired, ranks, self.use_local_output, "input")
             return args, {**kwargs, **self._moved_by_name(kwargs, ranks)}
 
         module.register_forward_pre_hook(before, with_kwargs=True)
@@ -77,73 +77,6 @@ class PrepareModuleInput(ParallelStyle):
         }
 
 
-@dataclass(kw_only=True)
-class PrepareModuleOutput(ParallelStyle):
-    """Moves a module's outputs.
-
-    Attributes:
-        output_layouts: the layouts of plain outputs; None instead of a layout leaves an output unchanged.
-        desired_output_layouts: the layouts in which the caller receives them, the same number.
-        use_local_output: return this rank's parts as plain tensors, instead of DTensors.
-
-    Raises:
-        ValueError: the numbers of given and desired layouts differ; or, in forward, those of layouts and outputs.
-    """
-
-    output_layouts: Layouts
-    desired_output_layouts: Layouts
-    use_local_output: bool = True
-
-    def __post_init__(self) -> None:
-        self.output_layouts, desired = _several(self.output_layouts), _several(self.desired_output_layouts)
-        self.desired_output_layouts = desired
-        _check_lengths("output_layouts", self.output_layouts, "desired_output_layouts", desired)
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        ranks = Ranks.of(device_mesh, module)
-
-        def after(module: nn.Module, args: Any, output: Any) -> Any:
-            outputs = output if isinstance(output, tuple) else (output,)
-            given, desired = self.output_layouts, self.desired_output_layouts
-            moved = _moved(outputs, given, desired, ranks, self.use_local_output, "output")
-            return moved[0] if len(moved) == 1 else moved
-
-        module.register_forward_hook(after)
-        return module
-
-
-@dataclass(kw_only=True)
-class PrepareModuleInputOutput(ParallelStyle):
-    """Both styles above; `use_local_input` is the `use_local_output` of the first."""
-
-    input_layouts: Layouts = None
-    desired_input_layouts: Layouts = None
-    input_kwarg_layouts: dict[str, Layout] | None = None
-    desired_input_kwarg_layouts: dict[str, Layout] | None = None
-    use_local_input: bool = False
-    output_layouts: Layouts
-    desired_output_layouts: Layouts
-    use_local_output: bool = True
-
-    def __post_init__(self) -> None:
-        self.prepare_module_input = PrepareModuleInput(
-            input_layouts=self.input_layouts,
-            desired_input_layouts=self.desired_input_layouts,
-            input_kwarg_layouts=self.input_kwarg_layouts,
-            desired_input_kwarg_layouts=self.desired_input_kwarg_layouts,
-            use_local_output=self.use_local_input,
-        )
-        self.prepare_module_output = PrepareModuleOutput(
-            output_layouts=self.output_layouts,
-            desired_output_layouts=self.desired_output_layouts,
-            use_local_output=self.use_local_output,
-        )
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        self.prepare_module_input._apply(module, device_mesh)
-        return self.prepare_module_output._apply(module, device_mesh)
-
-
 def _check_names(module: nn.Module, names: Iterable[str]) -> None:
     """
     Raises:
@@ -155,18 +88,28 @@ def _check_names(module: nn.Module, names: Iterable[str]) -> None:
         raise ValueError(f"{type(module).__name__} has no argument {missing[0]!r}: correct input_kwarg_layouts")
 
 
-def _several(layouts: Layouts) -> Any:
+def several(layouts: Layouts) -> Any:
+    """A tuple of layouts, also from one; None: none."""
     several = layouts if layouts is None or isinstance(layouts, tuple | list) else (layouts,)
     check_layouts(**{f"layout {number}": each for number, each in enumerate(several or ()) if each is not None})
     return several
 
 
-def _check_lengths(name: str, these: Any, other: str, those: Any) -> None:
+def check_lengths(name: str, these: Any, other: str, those: Any) -> None:
+    """
+    Raises:
+        ValueError: there are not as many of these as of those.
+    """
     if those is None or len(these) != len(those):
         raise ValueError(f"{name} has {len(these)} layouts and {other} {len(those or ())}: give as many")
 
 
-def _moved(tensors: tuple[Any, ...], given: Any, desired: Any, ranks: Ranks, local: bool, what: str) -> Any:
+def moved(tensors: tuple[Any, ...], given: Any, desired: Any, ranks: Ranks, local: bool, what: str) -> Any:
+    """Tensors from their given to their desired layouts.
+
+    Raises:
+        ValueError: there are not as many layouts as tensors.
+    """
     if len(tensors) != len(given):
         raise ValueError(f"the module has {len(tensors)} {what}s and {what}_layouts {len(given)}: give one for each")
     return tuple(_laid(*each, ranks, local) for each in zip(tensors, given, desired, strict=True))

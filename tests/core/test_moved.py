@@ -39,6 +39,9 @@ BEFORE = {  # modules of the last release that are elsewhere now
     "minifsdp.ddp": "arguments comm_hook distributed join logging_data sparse static_graph",
     "minifsdp.fsdp": "ending steps turns watch",
     "minifsdp.fsdp.torch_api": "optimizer_checks",
+    "minifsdp.fsdp2": "custom extensions forward_methods module policies reduction",
+    "minifsdp.pipeline": "api",
+    "minifsdp.pipeline.schedules": "dualpipe_v looped_bfs zbv",
 }
 OLD = [f"{package}.{name}" for package, names in BEFORE.items() for name in names.split()]
 

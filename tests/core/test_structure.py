@@ -211,6 +211,15 @@ def test_the_lesson_imports_nothing_that_only_a_drop_in_needs():
     assert not {file: theirs for file, theirs in found.items() if theirs}
 
 
+def test_the_lesson_runs_without_what_only_a_drop_in_needs():
+    """Nor does anything that it imports: facades import torch's names on first use."""
+    lesson = [module_of(path) for path in LESSON if not name(path).endswith("fsdp/wrap.py")]
+    load = "import importlib, sys; [importlib.import_module(each) for each in sys.argv[1:]]"
+    show = "print(*(each for each in sys.modules if 'minifsdp' in each and 'torch_api' in each))"
+    done = subprocess.run([sys.executable, "-c", f"{load}; {show}", *lesson], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
 def test_no_circle_of_imports():
     """Neither of imports for types alone, nor of imports inside functions."""
     files = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES}

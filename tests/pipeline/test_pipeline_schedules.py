@@ -10,17 +10,18 @@ import pytest
 import torch
 from torch.distributed.pipelining import schedules as theirs
 
-from minifsdp.pipeline.actions import Action, Plan, check_complete, parse, read_csv, write_csv
+from minifsdp.pipeline.actions import Action, Plan, check_complete
 from minifsdp.pipeline.messages import check_order
-from minifsdp.pipeline.schedules.dualpipe_v import dualpipe_v
 from minifsdp.pipeline.schedules.gpipe import gpipe
 from minifsdp.pipeline.schedules.interleaved import interleaved
-from minifsdp.pipeline.schedules.looped_bfs import looped_bfs
 from minifsdp.pipeline.schedules.naive import naive
 from minifsdp.pipeline.schedules.one_f_one_b import one_f_one_b
-from minifsdp.pipeline.schedules.zbv import zbv
 from minifsdp.pipeline.schedules.zero_bubble import zero_bubble
 from minifsdp.pipeline.simulate import simulate
+from minifsdp.pipeline.torch_api.csv_files import parse, read_csv, write_csv
+from minifsdp.pipeline.torch_api.dualpipe_v import dualpipe_v
+from minifsdp.pipeline.torch_api.looped_bfs import looped_bfs
+from minifsdp.pipeline.torch_api.zbv import zbv
 
 UNITS = {"F": 1, "B": 2, "I": 1, "W": 1}
 LOOPED = {"interleaved": interleaved, "looped_bfs": looped_bfs, "zero_bubble": zero_bubble}

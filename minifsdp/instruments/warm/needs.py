@@ -4,6 +4,7 @@ from __future__ import annotations
 
 RANKS_NEED = ("minifsdp.instruments.launch.rank", "torch._dynamo")  # an optimizer's first step imports _dynamo
 RANKS_USE = (  # most of them at least one; imported when the first launch is on its way
-    *(f"minifsdp.{name}" for name in ("ddp", "zero", "fsdp", "fsdp2.api", "tensor_parallel", "pipeline", "checkpoint")),
+    *(f"minifsdp.{name}.torch_api.api" for name in ("ddp", "fsdp", "fsdp2", "pipeline")),
+    *(f"minifsdp.{name}" for name in ("zero", "tensor_parallel", "checkpoint")),
     *(f"minifsdp.instruments.{name}" for name in ("watch.ledger", "explore.log")),
 )

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from minifsdp import device
-from minifsdp.comm import Group
+from minifsdp.comm import Group, Label
 
 
 @torch.no_grad()
-def all_gather(custom: Any, output: Tensor, shard: Tensor, group: Group) -> Any:
+def all_gather(custom: Any, output: Tensor, shard: Tensor, group: Group, label: Label | None = None) -> Any:
     """`output` [N * numel] <- every rank's `shard` [numel]; returns a handle to wait for."""
     gathered = _memory(custom, output)
     mine = gathered.view(group.size(), -1)[group.rank()]

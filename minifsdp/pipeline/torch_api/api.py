@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from minifsdp.kinds import check_count, refused
-from minifsdp.pipeline.actions import Plan, read_csv
+from minifsdp.pipeline.actions import Plan
 from minifsdp.pipeline.schedule import Schedule
-from minifsdp.pipeline.schedules.dualpipe_v import dualpipe_v
 from minifsdp.pipeline.schedules.gpipe import gpipe
 from minifsdp.pipeline.schedules.interleaved import interleaved
-from minifsdp.pipeline.schedules.looped_bfs import looped_bfs
 from minifsdp.pipeline.schedules.one_f_one_b import one_f_one_b
-from minifsdp.pipeline.schedules.zbv import zbv
 from minifsdp.pipeline.schedules.zero_bubble import zero_bubble
 from minifsdp.pipeline.stage import PipelineStage
+from minifsdp.pipeline.torch_api.dualpipe_v import dualpipe_v
+from minifsdp.pipeline.torch_api.looped_bfs import looped_bfs
+from minifsdp.pipeline.torch_api.zbv import zbv
 
 Stages: TypeAlias = Sequence[PipelineStage]
 Loss: TypeAlias = Callable[..., Tensor] | None
@@ -61,7 +60,7 @@ class Schedule1F1B(Schedule):
 
 
 class ScheduleLoopedBFS(Schedule):
-    """Several stages on each rank, all micro-batches through one before the next (schedules/looped_bfs.py)."""
+    """Several stages on each rank, all micro-batches through one before the next (looped_bfs.py)."""
 
     def __init__(self, stages: Stages, n_microbatches: int, loss_fn: Loss = None, **options: Any) -> None:
         super().__init__(
@@ -96,21 +95,14 @@ class ScheduleInterleavedZeroBubble(Schedule):
 
 
 class ScheduleZBVZeroBubble(Schedule):
-    """Two stages on each rank, placed in a V (schedules/zbv.py)."""
+    """Two stages on each rank, placed in a V (zbv.py)."""
 
     def __init__(self, stages: Stages, n_microbatches: int, loss_fn: Loss = None, **options: Any) -> None:
         super().__init__(_plan_of(zbv, stages, n_microbatches), stages, n_microbatches, loss_fn, **options)
 
 
 class ScheduleDualPipeV(Schedule):
-    """As ZBV, with forwards and backwards in turn (schedules/dualpipe_v.py)."""
+    """As ZBV, with forwards and backwards in turn (dualpipe_v.py)."""
 
     def __init__(self, stages: Stages, n_microbatches: int, loss_fn: Loss = None, **options: Any) -> None:
         super().__init__(_plan_of(dualpipe_v, stages, n_microbatches), stages, n_microbatches, loss_fn, **options)
-
-
-def from_csv(
-    path: Path, stages: PipelineStage | Sequence[PipelineStage], n_microbatches: int, **options: Any
-) -> Schedule:
-    """A schedule from a file in torch's format."""
-    return Schedule(read_csv(path), stages, n_microbatches, **options)

@@ -13,7 +13,7 @@ from minifsdp import comm, device
 from minifsdp.comm import Group, Handle, Label
 from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp.reduction import Reduction
-from minifsdp.fsdp2 import custom
+from minifsdp.fsdp2.torch_api import custom
 
 
 @dataclass

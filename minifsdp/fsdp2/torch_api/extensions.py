@@ -21,7 +21,7 @@ from minifsdp import device, private
 from minifsdp.comm import Group, Label
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut, Rows
-from minifsdp.fsdp2.gather import Gather
+from minifsdp.fsdp2.gather import AllGather, Gather
 from minifsdp.fsdp2.held import Held, Recorded
 from minifsdp.fsdp2.unit import ParamUnit, unsharded_of
 from minifsdp.fsdp2.unsharded import Unsharded, renewed
@@ -43,7 +43,7 @@ def extends(shard: Tensor) -> bool:
 
 
 class Extended:
-    """The counterpart of `Unsharded` (unsharded.py) for a group in which a parameter extends the gather.
+    """The counterpart of `Unsharded` (fsdp2/unsharded.py) for a group in which a parameter extends the gather.
 
     Args:
         cuts: division of the parameters among the ranks of `group`.
@@ -95,7 +95,9 @@ class Extended:
         """Nothing was kept."""
 
     @torch.no_grad()
-    def start(self, parts: Sequence[Tensor], keeper: Held | Recorded, custom: Any, label: Label) -> Any:
+    def start(
+        self, parts: Sequence[Tensor], keeper: Held | Recorded, all_gather: AllGather | None, label: Label
+    ) -> Any:
         """Ask the parameters what to send, and start to gather it; returns what to wait for before `arrive`."""
         self.parts = parts
         sent = [(i, place, each) for i in range(len(parts)) for place, each in enumerate(self._inputs(i))]
@@ -104,7 +106,7 @@ class Extended:
         if shapes != self._shapes:
             self._prepare(sent)
             self._shapes = shapes
-        self._gather.keeper, self._gather.custom = keeper, custom
+        self._gather.keeper, self._gather.all_gather = keeper, all_gather
         return self._gather.start([each.view(1) if not each.ndim else each for *_, each in sent], label)
 
     def _dtype(self, index: int, sent: Tensor) -> torch.dtype:

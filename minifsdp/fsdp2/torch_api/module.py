@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from minifsdp.comm import Group
 from minifsdp.device import runs_behind
 from minifsdp.fsdp.schedules.overlap import OverlapSchedule
 from minifsdp.fsdp2.hooks import State, state_of
+from minifsdp.fsdp2.torch_api import custom
+from minifsdp.fsdp2.torch_api.reduction import ChosenReduction
 from minifsdp.fsdp2.unit import ParamUnit
 from minifsdp.process_groups import duplicate_group, global_ranks
 
@@ -111,7 +114,7 @@ class FSDPModule:
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Divide the sum of this module's gradients by `factor` instead of the number of ranks."""
         for unit in self._units(False):
-            unit.delivery.reduction.factor = factor
+            _reduction_of(unit).factor = factor
 
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
         """The former name of `set_gradient_divide_factor`."""
@@ -130,7 +133,7 @@ class FSDPModule:
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
         """Let this module's collectives add up, and divide ourselves."""
         for unit in self._units(False):
-            unit.delivery.reduction.sums = enable
+            _reduction_of(unit).sums = enable
 
     def set_all_reduce_hook(self, hook: Callable[[Tensor], Any], *, stream: Any = None) -> None:
         """Call `hook` with this module's reduced gradients [S'], one tensor per backward, before they are delivered.
@@ -145,26 +148,27 @@ class FSDPModule:
         for unit in self._units(False):
             if stream is not None and unit.plan.across is not None:
                 raise ValueError("stream cannot be set when using native HSDP")
-            unit.delivery.reduction.hook, unit.delivery.reduction.stream = hook, stream
+            reduction = _reduction_of(unit)
+            reduction.hook, reduction.stream = hook, stream
 
     def set_custom_all_gather(self, comm: Any) -> None:
         """Gather this module's parameters by `comm`: its `allocate` and the object itself, as custom.py has it."""
         for unit in self._units(False):
-            unit.all_gather = comm
+            unit.all_gather = None if comm is None else partial(custom.all_gather, comm)
 
     def set_custom_reduce_scatter(self, comm: Any) -> None:
         """Reduce this module's gradients by `comm`: its `allocate` and the object itself, as custom.py has it."""
         for unit in self._units(False):
-            unit.delivery.reduction.custom = comm
+            _reduction_of(unit).custom = comm
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
         """Reduce through a communicator of its own, which need not wait for the gathers'; to be called on all ranks."""
         made: dict[tuple[int, ...], Group] = {}
         for unit in self._units(recurse):
-            own, ranks = unit.delivery.reduction.group, tuple(global_ranks(unit.group))
+            reduction, ranks = _reduction_of(unit), tuple(global_ranks(unit.group))
             if enable and ranks not in made:
-                made[ranks] = own or duplicate_group(unit.group)
-            unit.delivery.reduction.group = made[ranks] if enable else None
+                made[ranks] = reduction.group or duplicate_group(unit.group)
+            reduction.group = made[ranks] if enable else None
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: Any = None) -> NoReturn:
         """Absent, as is the next one: buffers come from torch's allocator alone."""
@@ -236,6 +240,12 @@ class FSDPModule:
 
     def _units(self, recurse: bool) -> list[ParamUnit]:
         return [state.unit for state in self._states(recurse) if state.unit is not None]
+
+
+def _reduction_of(unit: ParamUnit) -> ChosenReduction:
+    reduction = unit.delivery.reduction
+    assert isinstance(reduction, ChosenReduction), "fully_shard gives each unit one"
+    return reduction
 
 
 def _states_of(modules: Iterable[Any]) -> list[State]:
