@@ -93,27 +93,12 @@ def fully_shard(
         check_replicated(p, places[0].name, group)
     _move(modules, params, device)
     smaller = _smaller(reshard_after_forward, mesh)
-    if reshard_after_forward == 1 and not isinstance(reshard_after_forward, bool):
-        reshard_after_forward = False
-    state = shard(
-        modules,
-        params,
-        mesh,
-        plan,
-        device,
-        mp_policy,
-        None if reshard_after_forward is None else reshard_after_forward is not False,
-        smaller,
-        shard_placement_fn,
-        partial(extended_of, mesh=mesh, policy=mp_policy),
-        ChosenReduction(),
-    )
-    if state.unit is not None:
-        for p, places in params.items():
-            note_taken(p, places[0].name, state.unit)
-        before_every_step(check_not_stale)
-        _units.add(state.unit)
-    nesting.keep((place.module for places in params.values() for place in places), nesting.FSDP2)
+    reshard = reshard_after_forward
+    if reshard is not None and not isinstance(reshard, bool):  # a number of ranks; one keeps all
+        reshard = reshard != 1
+    unsharded = partial(extended_of, mesh=mesh, policy=mp_policy)
+    own = plan, device, mp_policy, reshard, smaller, shard_placement_fn, unsharded, ChosenReduction()
+    _note(params, shard(modules, params, mesh, *own).unit)
     for each in modules:
         each.__class__ = _sharded(type(each))  # type: ignore[arg-type]
     return module
@@ -183,6 +168,16 @@ def _move(modules: Sequence[nn.Module], params: ParamPlaces, device: torch.devic
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.device.type != "meta":
                 module._buffers[name] = buffer.to(device)
+
+
+def _note(params: ParamPlaces, unit: ParamUnit | None) -> None:
+    """Let later wrappers and optimizers know whose these parameters are."""
+    if unit is not None:
+        for p, places in params.items():
+            note_taken(p, places[0].name, unit)
+        before_every_step(check_not_stale)
+        _units.add(unit)
+    nesting.keep((place.module for places in params.values() for place in places), nesting.FSDP2)
 
 
 def _smaller(reshard_after_forward: Any, mesh: Any) -> Any:
