@@ -78,4 +78,4 @@ def _outermost(module: nn.Module) -> list[Any]:
 
 
 def _silent(module: Any) -> AbstractContextManager[None]:
-    return accumulating(module) if has_state(module) else module.no_sync()  # type: ignore[no-any-return]
+    return accumulating(module) if has_state(module) else module.no_sync()

@@ -89,6 +89,32 @@ def test_no_folders_import_each_other_in_a_circle():
     assert not circle(rooms)
 
 
+WITH = {"minifsdp.fsdp.schedules": "minifsdp.fsdp", "minifsdp.fsdp.torch_api.state": "minifsdp.fsdp.torch_api"}
+"""Subfolders that import their folder, and are imported by it: an engine and its schedules, a class and its state."""
+
+
+def folder(path: Path) -> str:
+    """A subfolder is a room of its own, apart from the folder; so is a facade, which is above all that it shows."""
+    module = module_of(path)
+    if path.parent == PACKAGE or name(path).endswith(FACADES):
+        return module if path.name != "__init__.py" else f"{module}.__init__"
+    found = module.rpartition(".")[0]
+    return WITH.get(found, found)
+
+
+def test_no_subfolder_of_the_library_and_its_folder_import_each_other():
+    modules = {module_of(path): path for path in LIBRARY}
+    rooms: dict[str, set[str]] = {}
+    for path in LIBRARY:
+        found = {each for each in imports(path) & modules.keys() if modules[each].name != "__init__.py"}
+        found |= {
+            each.rpartition(".")[0] for each in imports(path) - modules.keys()
+        } & modules.keys()  # a facade's names
+        rooms.setdefault(folder(path), set()).update(folder(modules[each]) for each in found - {"minifsdp"})
+    assert {"minifsdp.fsdp2.torch_api", "minifsdp.pipeline.schedules", "minifsdp.ddp.torch_api"} <= rooms.keys()
+    assert not circle(rooms)
+
+
 def test_what_is_installed_does_without_what_only_maintainers_run():
     found = {name(path): imports(path) for path in FILES}
     assert not [file for file, theirs in found.items() if any(each.split(".")[0] == "tools" for each in theirs)]
