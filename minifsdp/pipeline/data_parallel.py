@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -18,16 +18,6 @@ from minifsdp.fsdp2.accumulation import accumulating, drop_accumulated
 from minifsdp.fsdp2.hooks import has_state, state_of
 from minifsdp.pipeline import torch_ddp
 from minifsdp.pipeline.stage import PipelineStage
-
-
-@runtime_checkable
-class Replicated(Protocol):
-    """A module in our DDP."""
-
-    def no_sync(self) -> AbstractContextManager[None]: ...
-
-    def reduce_accumulated(self) -> None:
-        """Reduce what backwards inside `no_sync` have left."""
 
 
 def check_wrapped(module: nn.Module) -> None:
@@ -67,12 +57,12 @@ def drop_unreduced(stages: Iterable[PipelineStage]) -> None:
 
 
 def replicas_in(stages: Iterable[PipelineStage]) -> list[Any]:
-    """The outermost modules of stages that reduce gradients."""
+    """The outermost modules of stages that reduce gradients: FSDP2's, ours with DDP's `reduce_accumulated`, torch's."""
     return [module for stage in stages for module in _outermost(stage.submod)]
 
 
 def _outermost(module: nn.Module) -> list[Any]:
-    if has_state(module) or isinstance(module, (Replicated, TorchDDP)):
+    if has_state(module) or hasattr(type(module), "reduce_accumulated") or isinstance(module, TorchDDP):
         return [module]
     return [found for child in module.children() for found in _outermost(child)]
 
