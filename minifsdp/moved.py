@@ -1,4 +1,4 @@
-"""Modules by the paths that they had before, for one release."""
+"""Modules by the paths that they had before, and names in the modules that they were in, for one release."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
+from typing import Any
 
 MOVED = {
     "minifsdp.checkpoint.dtensors": "minifsdp.checkpoint",
@@ -53,11 +54,31 @@ MOVED = {
     "minifsdp.fsdp2.policies": "minifsdp.fsdp2.torch_api.policies",
     "minifsdp.fsdp2.reduction": "minifsdp.fsdp2.torch_api.reduction",
     "minifsdp.pipeline.api": "minifsdp.pipeline.torch_api.api",
+    "minifsdp.pipeline.orders": "minifsdp.pipeline.schedules.orders",
     "minifsdp.pipeline.schedules.dualpipe_v": "minifsdp.pipeline.torch_api.dualpipe_v",
     "minifsdp.pipeline.schedules.looped_bfs": "minifsdp.pipeline.torch_api.looped_bfs",
     "minifsdp.pipeline.schedules.zbv": "minifsdp.pipeline.torch_api.zbv",
 }
 """New paths by old ones; what is below a package has moved with it."""
+
+MOVED_NAMES = {
+    "minifsdp.fsdp2.api.CPUOffloadPolicy": "minifsdp.fsdp2.torch_api.policies.CPUOffloadPolicy",
+    "minifsdp.fsdp2.api.MixedPrecisionPolicy": "minifsdp.fsdp2.torch_api.policies.MixedPrecisionPolicy",
+    "minifsdp.fsdp2.api.OffloadPolicy": "minifsdp.fsdp2.torch_api.policies.OffloadPolicy",
+    "minifsdp.fsdp2.api.fully_shard": "minifsdp.fsdp2.torch_api.api.fully_shard",
+    "minifsdp.pipeline.actions.read_csv": "minifsdp.pipeline.torch_api.csv_files.read_csv",
+    "minifsdp.pipeline.actions.write_csv": "minifsdp.pipeline.torch_api.csv_files.write_csv",
+    "minifsdp.pipeline.torch_api.api.from_csv": "minifsdp.pipeline.torch_api.csv_files.from_csv",
+    "minifsdp.tensor_parallel.prepare.PrepareModuleInputOutput": (
+        "minifsdp.tensor_parallel.torch_api.prepare.PrepareModuleInputOutput"
+    ),
+    "minifsdp.tensor_parallel.prepare.PrepareModuleOutput": (
+        "minifsdp.tensor_parallel.torch_api.prepare.PrepareModuleOutput"
+    ),
+}
+"""Names of modules that are still there; a module's old path leads to them, too."""
+
+_OLD_HOMES = {each.rpartition(".")[0] for each in MOVED_NAMES}
 
 _IMPORTING = (
     *(__name__, "minifsdp.on_first_use", "minifsdp.course"),
@@ -71,6 +92,9 @@ class _Moved(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if fullname in _OLD_HOMES and (spec := PathFinder.find_spec(fullname, path)) is not None:
+            spec.loader = _OldHome(fullname, str(spec.origin))
+            return spec
         new = new_path(fullname)
         return spec_from_loader(fullname, self, origin=new) if new and find_spec(new) else None
 
@@ -83,6 +107,23 @@ class _Moved(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
+
+
+class _OldHome(SourceFileLoader):
+    """Loads a module, some of whose names are elsewhere now. The one who takes such a name from it is warned."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+
+        def find(name: str) -> Any:  # PEP 562
+            old = f"{module.__name__}.{name}"
+            if old not in MOVED_NAMES:
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+            home, _, name = MOVED_NAMES[old].rpartition(".")
+            warn_moved(old, MOVED_NAMES[old])
+            return getattr(import_module(home), name)
+
+        module.__dict__["__getattr__"] = find
 
 
 def new_path(old: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Old import paths: each is the module of its new path, and warns at the line that imports it."""
+"""Old paths and names: each is the module or object of its new path, and warns at the line that imports it."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import minifsdp
-from minifsdp.moved import MOVED, new_path
+from minifsdp.moved import MOVED, MOVED_NAMES, new_path
 
 BEFORE = {  # modules of the last release that are elsewhere now
     "minifsdp.checkpoint": "dtensors whole",
@@ -40,7 +40,7 @@ BEFORE = {  # modules of the last release that are elsewhere now
     "minifsdp.fsdp": "ending steps turns watch",
     "minifsdp.fsdp.torch_api": "optimizer_checks",
     "minifsdp.fsdp2": "custom extensions forward_methods module policies reduction",
-    "minifsdp.pipeline": "api",
+    "minifsdp.pipeline": "api orders",
     "minifsdp.pipeline.schedules": "dualpipe_v looped_bfs zbv",
 }
 OLD = [f"{package}.{name}" for package, names in BEFORE.items() for name in names.split()]
@@ -77,12 +77,40 @@ def test_every_entry_is_of_use():
     assert all(find_spec(new) for new in MOVED.values())
 
 
+NAMES = {  # of the last release's modules, which are elsewhere now
+    "minifsdp.fsdp2.api": "CPUOffloadPolicy MixedPrecisionPolicy OffloadPolicy fully_shard",
+    "minifsdp.pipeline.actions": "read_csv write_csv",
+    "minifsdp.pipeline.torch_api.api": "from_csv",
+    "minifsdp.tensor_parallel.prepare": "PrepareModuleInputOutput PrepareModuleOutput",
+}
+OLD_NAMES = [(module, name) for module, names in NAMES.items() for name in names.split()]
+
+
+@pytest.mark.parametrize(("module", "name"), OLD_NAMES)
+def test_every_old_name_is_the_new_one_and_warns(module: str, name: str):
+    new = MOVED_NAMES[f"{module}.{name}"]
+    with pytest.warns(DeprecationWarning, match=f"^{module}.{name} is {new} now; the old path goes") as heard:
+        found = getattr(import_module(module), name)
+    assert [each.filename for each in heard] == [__file__]
+    home, _, today = new.rpartition(".")
+    assert found is getattr(import_module(home), today)
+    assert name not in vars(import_module(module))
+
+
+def test_other_names_are_not_found():
+    assert len(OLD_NAMES) == len(MOVED_NAMES)
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        exec("from minifsdp.fsdp2.api import nothing")
+
+
 LINES = (  # and how many paths each takes
     ("import minifsdp.course.launch as launching", 1),
     ("from minifsdp.course.watch.ledger import Ledger", 2),
     ("from minifsdp.course import plots", 1),
     ("from minifsdp.course import describe", 1),
     ("import minifsdp; minifsdp.course.machine.replay", 1),
+    ("from minifsdp.pipeline.actions import Action, read_csv", 1),
+    ("from minifsdp.pipeline.api import from_csv", 2),
 )
 
 
@@ -90,7 +118,7 @@ def test_a_script_hears_of_it_at_its_own_lines(tmp_path: Path):
     (tmp_path / "script.py").write_text("".join(f"{line}\n" for line, _ in LINES))
     done = run("script.py", folder=tmp_path)
     assert not done.returncode, done.stderr
-    heard = [int(line) for line in re.findall(r"script.py:(\d): DeprecationWarning: minifsdp\.course\.", done.stderr)]
+    heard = [int(line) for line in re.findall(r"script.py:(\d): DeprecationWarning: minifsdp\.", done.stderr)]
     assert heard == [number for number, (_, paths) in enumerate(LINES, 1) for _ in range(paths)]
 
 
