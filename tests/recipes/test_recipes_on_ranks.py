@@ -76,7 +76,7 @@ ON_FOUR = in_some_order(
         ),
         *("pp=2,dp=2,data=ddp", "pp=2,dp=2,zero=1", "pp=2,dp=2,zero=2", "pp=2,dp=2,data=fsdp", "pp=2,dp=2"),
         *("pp=2,dp=2,axes=dp/pp", "pp=2,tp=2", "pp=2,tp=2,sequence,order=gpipe", "dp=4,replicate=2"),
-        *("dp=4,replicate=2,data=fsdp", "dp=4,replicate=2,data=fsdp,reshard=no", "pp=2,tp=2,order=zb-h1"),
+        *("dp=4,replicate=2,data=fsdp", "dp=4,replicate=2,data=fsdp,reshard=no", "pp=2,tp=2,order=zb-h1", "pp=4"),
         *("pp=2,dp=2,zero=2,order=interleaved,stages=2", "pp=2,dp=2,order=interleaved,stages=2"),
     )
 )
@@ -84,9 +84,9 @@ ON_EIGHT = in_some_order(
     (
         *("pp=2,dp=2,tp=2,zero=1,sequence", "pp=2,dp=2,tp=2,sequence", "pp=2,dp=2,tp=2,data=ddp,sequence,regather"),
         *("pp=2,dp=2,tp=2,zero=2", "dp=4,replicate=2,tp=2,sequence", "pp=2,dp=4,replicate=2"),
-        *("pp=4,tp=2", "dp=4,tp=2,zero=1", "pp=2,dp=4,zero=2", "pp=4,dp=2,data=fsdp"),
     )
 )
+TWO_AXES_ON_EIGHT = ("pp=4,tp=2", "dp=4,tp=2,zero=1", "pp=2,dp=4,zero=2", "pp=4,dp=2,data=fsdp")  # longer axes
 
 
 def model() -> GPT:
@@ -97,6 +97,7 @@ def model() -> GPT:
 @check(ranks=2, recipe=ON_TWO)
 @check(ranks=4, recipe=ON_FOUR)
 @check(ranks=8, recipe=ON_EIGHT)
+@check(ranks=8, recipe=TWO_AXES_ON_EIGHT, slow=(8,))
 def trains_what_one_process_trains(recipe: str) -> None:
     """Three steps in float64; each rank sees the rows of its place on the axis of data parallelism."""
     parsed = Recipe.parse(recipe)
@@ -121,6 +122,7 @@ def steps_of_one_process() -> list[tuple[Tensor, Tensor, Tensor]]:
 @check_bytes(ranks=2, recipe=ON_TWO)
 @check_bytes(ranks=4, recipe=ON_FOUR)
 @check_bytes(ranks=8, recipe=ON_EIGHT)
+@check_bytes(ranks=8, recipe=TWO_AXES_ON_EIGHT, slow=(8,))
 def holds_and_sends_what_is_predicted(recipe: str, context: int = SIZES["context"]) -> None:
     """Bytes by category and in all, and calls by axis, operation and size; on this rank. One rank sends nothing."""
     parsed, rank, where = Recipe.parse(recipe), dist.get_rank(), rank_device()
