@@ -66,6 +66,7 @@ MOVED_NAMES = {
     "minifsdp.fsdp2.api.MixedPrecisionPolicy": "minifsdp.fsdp2.torch_api.policies.MixedPrecisionPolicy",
     "minifsdp.fsdp2.api.OffloadPolicy": "minifsdp.fsdp2.torch_api.policies.OffloadPolicy",
     "minifsdp.fsdp2.api.fully_shard": "minifsdp.fsdp2.torch_api.api.fully_shard",
+    "minifsdp.pipeline.actions.parse": "minifsdp.pipeline.torch_api.csv_files.parse",
     "minifsdp.pipeline.actions.read_csv": "minifsdp.pipeline.torch_api.csv_files.read_csv",
     "minifsdp.pipeline.actions.write_csv": "minifsdp.pipeline.torch_api.csv_files.write_csv",
     "minifsdp.pipeline.torch_api.api.from_csv": "minifsdp.pipeline.torch_api.csv_files.from_csv",

@@ -933,7 +933,7 @@ def with_torch() -> tuple[list[Action], float]:
     """Return torch's list for this rank, and the difference of its gradients from those of one process."""
     from torch.distributed import pipelining
 
-    from minifsdp.pipeline.actions import parse
+    from minifsdp.pipeline.torch_api.csv_files import parse
 
     module, whole = stage_of(PLACED, torch.float64)
     tokens, targets = batch()

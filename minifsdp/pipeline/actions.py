@@ -11,13 +11,10 @@ its output leaves after it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 Kind: TypeAlias = Literal["F", "B", "I", "W"]
-
-_ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
 class Action(NamedTuple):
@@ -39,20 +36,6 @@ Plan: TypeAlias = Sequence[Sequence[Action]]
 
 Slots: TypeAlias = Sequence[Sequence[Action | None]]
 """A plan with idle time: of each rank the action in each slot, or None."""
-
-
-def parse(text: str) -> list[Action]:
-    """The action of this name; none if the text is empty.
-
-    Raises:
-        ValueError: it is no action.
-    """
-    text = text.strip()
-    if found := _ACTION.fullmatch(text):
-        return [Action(int(found[1]), cast(Kind, found[2]), int(found[3]))]
-    if text:
-        raise ValueError(f"{text!r} is no action: write the stage, one of F, B, I, W, and the micro-batch, as in 2F0")
-    return []
 
 
 def stages_of(actions: Iterable[Action]) -> list[int]:

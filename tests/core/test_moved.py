@@ -79,7 +79,7 @@ def test_every_entry_is_of_use():
 
 NAMES = {  # of the last release's modules, which are elsewhere now
     "minifsdp.fsdp2.api": "CPUOffloadPolicy MixedPrecisionPolicy OffloadPolicy fully_shard",
-    "minifsdp.pipeline.actions": "read_csv write_csv",
+    "minifsdp.pipeline.actions": "parse read_csv write_csv",
     "minifsdp.pipeline.torch_api.api": "from_csv",
     "minifsdp.tensor_parallel.prepare": "PrepareModuleInputOutput PrepareModuleOutput",
 }

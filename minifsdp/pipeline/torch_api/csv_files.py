@@ -6,13 +6,13 @@ import csv
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from minifsdp.pipeline import actions
-from minifsdp.pipeline.actions import Action, Slots
+from minifsdp.pipeline.actions import Action, Kind, Slots
 from minifsdp.pipeline.schedule import Schedule
 from minifsdp.pipeline.stage import PipelineStage
 
+_ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
 _OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 _ELSE = re.compile(r"\d+(UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD|(SEND|RECV|WAIT_SEND)_[FB]\d+)")
 
@@ -33,7 +33,11 @@ def parse(text: str) -> list[Action]:
     text = text.strip()
     if overlapped := _OVERLAPPED.fullmatch(text):  # torch computes both at the same time, we one after the other
         return [action for part in overlapped[1].split(";") for action in parse(part)]
-    return [] if _ELSE.fullmatch(text) else actions.parse(text)
+    if found := _ACTION.fullmatch(text):
+        return [Action(int(found[1]), cast(Kind, found[2]), int(found[3]))]
+    if text and not _ELSE.fullmatch(text):
+        raise ValueError(f"{text!r} is no action: write the stage, one of F, B, I, W, and the micro-batch, as in 2F0")
+    return []
 
 
 def read_csv(path: Path) -> list[list[Action]]:
