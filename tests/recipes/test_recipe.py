@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minifsdp.build import build, sizes_of
+from minifsdp.cost.bubble import bubble
 from minifsdp.cost.data_parallel import Setting
 from minifsdp.cost.faults import fault
 from minifsdp.cost.model import gpt
@@ -20,6 +21,10 @@ from minifsdp.cost.traffic import sent
 from minifsdp.course.ladder.outline import outline
 from minifsdp.mesh import AXES, Mesh
 from minifsdp.moved import MOVED
+from minifsdp.pipeline.actions import check_complete
+from minifsdp.pipeline.messages import check_order
+from minifsdp.pipeline.schedules.orders import count_stages
+from minifsdp.pipeline.simulate import simulate
 from minifsdp.recipe import ORDERS, SCHEDULES, DataParallel, PipelineParallel, Recipe, TensorParallel
 
 SIZES = st.integers(1, 4)
@@ -180,9 +185,13 @@ def test_the_arithmetic_refuses_what_it_does_not_predict(
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_order_has_its_actions(order: str) -> None:
-    pipeline = PipelineParallel(order, 2 if order == "interleaved" else 1)
-    assert len(Recipe(Mesh(pp=2), None, None, pipeline).actions) == 2
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_order_has_its_actions_and_a_formula_for_its_bubble(order: str, ranks: int) -> None:
+    """The actions are complete and end; the time in which ranks are idle is what the formula says."""
+    recipe = Recipe(Mesh(pp=ranks), None, None, PipelineParallel(order, 2 if order == "interleaved" else 1))
+    check_complete(recipe.actions, count_stages(recipe.actions), recipe.micro_batches)
+    check_order(recipe.actions)
+    assert simulate(recipe.actions, {"F": 1, "B": 2, "I": 1, "W": 1}).bubble == pytest.approx(bubble(recipe))
 
 
 @pytest.mark.parametrize("old", MOVED)
