@@ -79,11 +79,17 @@ def _cost(record: dict[str, Any]) -> Table:
             *(str(calls[op]["calls"]) if op in calls else "" for op in operations),
             f"{sum(total['wire'] for total in calls.values()) / MIB:.2f}",
             _bubble(rung) if pipelines else _hidden(rung),
-            f"{1e3 * median(rung['step_seconds']):.1f}",
+            _milliseconds(median(rung["step_seconds"])),
             f"{rung['losses'][-1]:.4f}",
             f"{worst:.0e}",
         )
     return table
+
+
+def _milliseconds(seconds: float) -> str:
+    """In at most five characters, for which there is room, up to 99 seconds."""
+    exact = f"{1e3 * seconds:.1f}"
+    return exact if len(exact) <= 5 else f"{1e3 * seconds:.0f}"
 
 
 def _hidden(rung: dict[str, Any]) -> str:
