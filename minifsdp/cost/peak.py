@@ -41,7 +41,7 @@ def peak(model: Model, recipe: Recipe, rank: int, setting: Setting) -> int:
 def dropped_late(mine: Divided, recipe: Recipe) -> int:
     """Bytes of one message of activations: gloo's thread may drop its reference a moment after the wait has returned.
 
-    Buffers of data parallelism are freed by their size, whoever has a reference.
+    Resizing frees the buffers of data parallelism, despite any remaining reference.
     """
     return pipeline.stream(mine.sizes) if recipe.mesh.tp > 1 or recipe.mesh.pp > 1 else 0
 
