@@ -38,7 +38,8 @@ def measured() -> list[dict[str, int]]:
             if behind:
                 device.command_observers.append(lambda command: None)
                 on_exit.callback(device.command_observers.pop)
-            found.append(measure_memory(partial(settings.build, name, rank_device()), batch, rank_device())["bytes"])
+            build = partial(settings.build, name, settings.model(), rank_device())
+            found.append(measure_memory(build, batch, rank_device())["bytes"])
     return found
 
 

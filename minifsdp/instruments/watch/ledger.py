@@ -174,7 +174,7 @@ class Ledger:
 
     @property
     def listeners(self) -> list[Callable[[], None]]:
-        """Each is called after every operator and resize, on its thread."""
+        """Each is called after every operator and resize that changes a storage, on its thread."""
         return self._books.listeners
 
     @property

@@ -67,7 +67,8 @@ class Books:
         start: bytes by tag at the last reset.
         now: bytes by tag.
         events: the changes from `start` to `now`, in order.
-        listeners: each is called after an operator or a resize, not when a storage dies: nothing may be touched then.
+        listeners: each is called after an operator or a resize has changed a storage, not when a storage dies:
+            nothing may be touched then.
     """
 
     def __init__(self) -> None:
@@ -115,14 +116,16 @@ class Books:
         if self.are_paused:
             return
         with DisableTorchFunctionSubclass():
-            for storage in storages_in(returned):
-                if entry := self._entries.get(identity(storage)):
-                    has_changed = entry.nbytes != storage.nbytes()
-                else:  # torch.tensor passes its new storage through lift_fresh
-                    has_changed = name == "aten::lift_fresh" or not _is_in(storage, given)
-                if has_changed:
-                    self._see(storage, name)
-        self._tell()
+            changed = [storage for storage in storages_in(returned) if self._has_changed(storage, name, given)]
+        for storage in changed:
+            self._see(storage, name)
+        if changed:
+            self._tell()
+
+    def _has_changed(self, storage: UntypedStorage, name: str, given: Any) -> bool:
+        if entry := self._entries.get(identity(storage)):
+            return entry.nbytes != storage.nbytes()
+        return name == "aten::lift_fresh" or not _is_in(storage, given)  # torch.tensor passes new storage through it
 
     def _tell(self) -> None:
         for listen in self.listeners:
