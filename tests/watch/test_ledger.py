@@ -67,6 +67,19 @@ def test_a_training_step_of_a_linear_layer() -> None:
         assert ledger.live() == bytes_of(), "the ledger keeps something alive"
 
 
+def test_listeners_hear_of_operators_that_change_a_storage() -> None:
+    with Ledger() as ledger:
+        heard: list[int] = []
+        ledger.listeners.append(lambda: heard.append(len(ledger.events)))
+        x = torch.ones(4)
+        y = x + x
+        y.mul_(2)
+        y[:2].add_(1)
+        assert heard == [1, 2]
+        y.untyped_storage().resize_(0)
+        assert heard == [1, 2, 3]
+
+
 def test_what_autograd_saved_is_freed_as_backward_reaches_it() -> None:
     x = torch.ones(10, requires_grad=True)
     with Ledger() as ledger:
