@@ -7,11 +7,15 @@ name, and `fully_shard` could take FSDP1's CPUOffload for a policy without offlo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import fields
+from enum import Enum
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+
+Kind = TypeVar("Kind")
 
 
 def refused(argument: str, value: Any, cure: str) -> TypeError:
@@ -77,6 +81,21 @@ def check_mesh(argument: str, value: Any) -> None:
 def is_named(value: Any, name: str) -> bool:
     """True for an instance of a class of this name, ours or torch's, or of one derived from it."""
     return any(base.__name__ == name for base in type(value).__mro__)
+
+
+def ours(kind: type[Kind], value: Any, argument: str) -> Kind:
+    """`value` as a `kind`: one of ours, or torch's of the same name, so that either import will do.
+
+    Raises:
+        ValueError: it is neither; names the argument.
+    """
+    if isinstance(value, kind):
+        return value
+    if type(value).__name__ == kind.__name__:
+        if issubclass(kind, Enum):
+            return kind[value.name]
+        return kind(**{f.name: getattr(value, f.name) for f in fields(kind)})  # type: ignore[arg-type]
+    raise ValueError(f"{argument}={value!r}: give a {kind.__name__}")
 
 
 def check_dtypes(argument: str, policy: Any, *names: str) -> None:

@@ -42,9 +42,15 @@ MOVED = {
     "minifsdp.ddp.logging_data": "minifsdp.ddp.torch_api.logging_data",
     "minifsdp.ddp.sparse": "minifsdp.ddp.torch_api.sparse",
     "minifsdp.ddp.static_graph": "minifsdp.ddp.torch_api.static_graph",
+    "minifsdp.from_rank_0": "minifsdp.checkpoint.from_rank_0",
     "minifsdp.fsdp.ending": "minifsdp.autograd_hooks",
     "minifsdp.fsdp.steps": "minifsdp.optimizer_steps",
     "minifsdp.fsdp.torch_api.optimizer_checks": "minifsdp.optimizer_checks",
+    "minifsdp.fsdp.torch_api.state.names": "minifsdp.wrapper_names",
+    "minifsdp.fsdp.torch_api.state.optim": "minifsdp.checkpoint.optim_units",
+    "minifsdp.fsdp.torch_api.state.optim_dict": "minifsdp.checkpoint.optim_dict",
+    "minifsdp.fsdp.torch_api.state.optim_names": "minifsdp.checkpoint.optim_names",
+    "minifsdp.fsdp.torch_api.state.optim_schema": "minifsdp.checkpoint.optim_schema",
     "minifsdp.fsdp.turns": "minifsdp.fsdp.backward_order",
     "minifsdp.fsdp.watch": "minifsdp.autograd_hooks",
     "minifsdp.fsdp2.custom": "minifsdp.fsdp2.torch_api.custom",
@@ -53,15 +59,24 @@ MOVED = {
     "minifsdp.fsdp2.module": "minifsdp.fsdp2.torch_api.module",
     "minifsdp.fsdp2.policies": "minifsdp.fsdp2.torch_api.policies",
     "minifsdp.fsdp2.reduction": "minifsdp.fsdp2.torch_api.reduction",
+    "minifsdp.optim_state": "minifsdp.checkpoint.optim_state",
     "minifsdp.pipeline.api": "minifsdp.pipeline.torch_api.api",
     "minifsdp.pipeline.orders": "minifsdp.pipeline.schedules.orders",
     "minifsdp.pipeline.schedules.dualpipe_v": "minifsdp.pipeline.torch_api.dualpipe_v",
     "minifsdp.pipeline.schedules.looped_bfs": "minifsdp.pipeline.torch_api.looped_bfs",
     "minifsdp.pipeline.schedules.zbv": "minifsdp.pipeline.torch_api.zbv",
+    "minifsdp.sharded_values": "minifsdp.checkpoint.sharded_values",
 }
 """New paths by old ones; what is below a package has moved with it."""
 
+_FORMS = (
+    *("FullOptimStateDictConfig", "FullStateDictConfig", "LocalOptimStateDictConfig", "LocalStateDictConfig"),
+    *("OptimStateDictConfig", "OptimStateKeyType", "ShardedOptimStateDictConfig", "ShardedStateDictConfig"),
+    *("StateDictConfig", "StateDictSettings", "StateDictType"),
+)
+
 MOVED_NAMES = {
+    **{f"minifsdp.fsdp.torch_api.options.{each}": f"minifsdp.checkpoint.forms.{each}" for each in _FORMS},
     "minifsdp.fsdp2.api.CPUOffloadPolicy": "minifsdp.fsdp2.torch_api.policies.CPUOffloadPolicy",
     "minifsdp.fsdp2.api.MixedPrecisionPolicy": "minifsdp.fsdp2.torch_api.policies.MixedPrecisionPolicy",
     "minifsdp.fsdp2.api.OffloadPolicy": "minifsdp.fsdp2.torch_api.policies.OffloadPolicy",

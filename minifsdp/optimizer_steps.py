@@ -30,6 +30,21 @@ def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+class OverShards(Optimizer):
+    """An optimizer of whole parameters, such as ZeRO's, that has another one update this rank's shards of them.
+
+    Attributes:
+        inner: the other one, which has the shards' state.
+    """
+
+    inner: Optimizer
+
+
+def updating(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that updates: itself, or the one inside."""
+    return optimizer.inner if isinstance(optimizer, OverShards) else optimizer
+
+
 @cache
 def _counter() -> list[int]:
     """The number of steps, counted from now on."""

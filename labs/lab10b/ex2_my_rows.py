@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from minifsdp.checkpoint.sharded_values import shard_value
 from minifsdp.course.workshop.checking import AnswerError, check, expect
 from minifsdp.course.workshop.references import reference
-from minifsdp.sharded_values import shard_value
 
 from .shared import LARGE
 

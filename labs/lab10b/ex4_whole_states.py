@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from minifsdp import comm, device
+from minifsdp.checkpoint.optim_state import gather_states
 from minifsdp.comm import Group
 from minifsdp.contents import Contents
 from minifsdp.course.workshop.checking import AnswerError, check, expect
@@ -15,7 +16,6 @@ from minifsdp.course.workshop.references import reference
 from minifsdp.flat_param import FlatParameter, find_parameters
 from minifsdp.instruments.launch import rank_device
 from minifsdp.instruments.watch.ledger import Ledger
-from minifsdp.optim_state import gather_states
 
 from .shared import (
     KEEPERS,

@@ -120,7 +120,6 @@ from minifsdp.course.ladder.rungs import closed_form_setting
 from minifsdp.course.workshop.lines import print_wrapped
 from minifsdp.fsdp import FullStateDictConfig, StateDictType
 from minifsdp.fsdp.torch_api.policies import CustomPolicy
-from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.gpt import GPT, Block
 from minifsdp.instruments import plots
 from minifsdp.instruments.launch import RankError, launch, rank_device
@@ -128,6 +127,7 @@ from minifsdp.instruments.link.emulated import let_communication_go_first, parse
 from minifsdp.instruments.watch.ledger import Ledger
 from minifsdp.instruments.watch.timeline import Span, overlap, read_trace
 from minifsdp.instruments.watch.trace import record_trace
+from minifsdp.wrapper_names import clean_name
 
 RANKS = 2
 SETTINGS = Settings(ranks=RANKS, batch=6, layers=4, width=75, context=16)
@@ -1358,6 +1358,6 @@ plots.timeline(
 #   a power cut, and common programming mistakes.
 # - Training deep nets with sublinear memory cost: [arXiv 1604.06174](https://arxiv.org/abs/1604.06174). LoRA:
 #   [arXiv 2106.09685](https://arxiv.org/abs/2106.09685).
-# - minifsdp: `fsdp/torch_api/state/saving.py`, `loading.py`, `optim.py`, `sharded_values.py` (your functions),
-#   `fsdp/torch_api/original_params.py`, `fsdp/engine.py` (`before`, `after`: recomputation),
+# - minifsdp: `fsdp/torch_api/state/saving.py`, `loading.py`, `checkpoint/optim_units.py`, `sharded_values.py`
+#   (your functions), `fsdp/torch_api/original_params.py`, `fsdp/engine.py` (`before`, `after`: recomputation),
 #   `course/train/checkpoint.py` (10b.5, with the parts it leaves out).

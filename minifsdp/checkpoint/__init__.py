@@ -27,15 +27,20 @@ Three things around a checkpoint lose data without an error:
   the checkpoint are left out. `get_state_dict` describes them.
 """
 
-from minifsdp.checkpoint.options import StateDictOptions
-from minifsdp.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-    set_state_dict,
-)
+from typing import TYPE_CHECKING
+
+from minifsdp.on_first_use import on_first_use
+
+if TYPE_CHECKING:
+    from minifsdp.checkpoint.options import StateDictOptions
+    from minifsdp.checkpoint.state_dict import (
+        get_model_state_dict,
+        get_optimizer_state_dict,
+        get_state_dict,
+        set_model_state_dict,
+        set_optimizer_state_dict,
+        set_state_dict,
+    )
 
 __all__ = [
     "StateDictOptions",
@@ -46,3 +51,5 @@ __all__ = [
     "set_optimizer_state_dict",
     "set_state_dict",
 ]
+
+__getattr__ = on_first_use(__name__, __all__, ".options", ".state_dict")

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from minifsdp import comm
 from minifsdp.checkpoint.names import StateDict
 from minifsdp.checkpoint.parts import Parts
+from minifsdp.checkpoint.sharded_values import is_sharded
+from minifsdp.checkpoint.units import wrappers_in
 from minifsdp.comm import Group
 from minifsdp.ddp import DistributedDataParallel
-from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.local_parts import groups_on_meshes
 from minifsdp.private import name_of
-from minifsdp.sharded_values import is_sharded
 
 MISSING = "missing"
 RAISED = (RuntimeError, ValueError, KeyError, TypeError, NotImplementedError)
@@ -30,8 +30,8 @@ RAISED = (RuntimeError, ValueError, KeyError, TypeError, NotImplementedError)
 def groups_sharing(model: nn.Module) -> list[Group]:
     """The process groups that share the model, in the same order on all ranks: none for a plain one."""
     found: list[Group] = []
-    for instance in FullyShardedDataParallel.fsdp_modules(model):
-        found += instance._groups.outermost_first
+    for wrapper in wrappers_in(model):
+        found += wrapper._groups.outermost_first
     for module in model.modules():
         if isinstance(module, DistributedDataParallel | nn.parallel.DistributedDataParallel):
             found.append(module.process_group)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from minifsdp.fsdp.torch_api.state.optim_names import parameters_by_number
-from minifsdp.zero.partition import ShardedOptimizer
+from minifsdp.checkpoint.optim_names import parameters_by_number
+from minifsdp.optimizer_steps import updating
 
 STILL = {"lr": 0.0, "weight_decay": 0.0}  # a step with these and without gradients changes nothing
 
@@ -22,7 +22,7 @@ def has_state(optim: Optimizer) -> bool:
 
 def live_state(optim: Optimizer) -> Any:
     """The optimizer's states on this rank, by parameter or shard."""
-    return optim.inner.state if isinstance(optim, ShardedOptimizer) else optim.state
+    return updating(optim).state
 
 
 @contextmanager

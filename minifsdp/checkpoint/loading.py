@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from minifsdp import comm
 from minifsdp.checkpoint.agree import same_errors
+from minifsdp.checkpoint.from_rank_0 import receive
 from minifsdp.checkpoint.names import Names, StateDict
 from minifsdp.checkpoint.parts import Parts
 from minifsdp.comm import Group
 from minifsdp.device import compute_device
-from minifsdp.from_rank_0 import receive
 
 Path = tuple[str, ...]
 

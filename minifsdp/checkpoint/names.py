@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from minifsdp.checkpoint.optim_names import OptimizerIndex, find_units, parameter_names
 from minifsdp.ddp import DistributedDataParallel
-from minifsdp.fsdp.torch_api.state.names import clean_name
-from minifsdp.fsdp.torch_api.state.optim_names import OptimizerIndex, find_units, parameter_names
+from minifsdp.wrapper_names import clean_name
 
 StateDict = dict[str, Any]
 

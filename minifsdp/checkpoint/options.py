@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from minifsdp import comm
-from minifsdp.fsdp import (
+from minifsdp.checkpoint.forms import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
     ShardedOptimStateDictConfig,

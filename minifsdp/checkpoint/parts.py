@@ -16,14 +16,14 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Adafactor, Optimizer
 
 from minifsdp.checkpoint.names import Names, StateDict, paths
-from minifsdp.fsdp.torch_api.state.names import clean_name
-from minifsdp.fsdp.torch_api.state.optim_names import find_units
-from minifsdp.fsdp.torch_api.state.optim_schema import UnitNames
-from minifsdp.fsdp.torch_api.wrapped import Wrapped
-from minifsdp.optim_state import ONE_PER_PARAMETER, check_shape, has_elements
+from minifsdp.checkpoint.optim_names import find_units
+from minifsdp.checkpoint.optim_schema import UnitNames
+from minifsdp.checkpoint.optim_state import ONE_PER_PARAMETER, check_shape, has_elements
+from minifsdp.checkpoint.sharded_values import shard_value, whole_of
+from minifsdp.checkpoint.units import Wrapper
+from minifsdp.optimizer_steps import updating
 from minifsdp.private import ShardedTensor, dtensor
-from minifsdp.sharded_values import shard_value, whole_of
-from minifsdp.zero.partition import ShardedOptimizer
+from minifsdp.wrapper_names import clean_name
 
 
 class Parts:
@@ -39,7 +39,7 @@ class Parts:
         sharded = {one.unit: one for one in find_units(model) if one.unit.contents.ranks > 1}
         self.units: dict[str, UnitNames] = {}
         for prefix, module in paths(model):
-            if isinstance(module, Wrapped) and module._unit in sharded:
+            if isinstance(module, Wrapper) and module._unit in sharded:
                 of_unit = [names.outside(prefix + clean_name(place.name)) for place in module._places]
                 self.units |= dict.fromkeys(of_unit, sharded[module._unit])
         every = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
@@ -117,7 +117,7 @@ class Parts:
         Raises:
             ValueError: a state has another shape than its parameter, in torch's words.
         """
-        kind = type(optim.inner if isinstance(optim, ShardedOptimizer) else optim)
+        kind = type(updating(optim))
         if not kind.__module__.startswith("torch.optim.") or kind is Adafactor:
             return
         for name in (name for name in states if name in self.tensors):

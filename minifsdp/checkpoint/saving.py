@@ -19,15 +19,15 @@ from torch.optim import Optimizer
 from minifsdp.checkpoint.agree import everywhere, groups_sharing, same_errors
 from minifsdp.checkpoint.begin import has_state, initialized
 from minifsdp.checkpoint.names import Names, StateDict
+from minifsdp.checkpoint.optim_names import OptimizerIndex
+from minifsdp.checkpoint.optim_state import ONE_PER_PARAMETER, has_elements, is_dtype
+from minifsdp.checkpoint.sharded_values import copied
+from minifsdp.checkpoint.units import wrappers_in
 from minifsdp.comm import Group
 from minifsdp.ddp import DistributedDataParallel
-from minifsdp.fsdp import FullyShardedDataParallel
-from minifsdp.fsdp.torch_api.state.optim_names import OptimizerIndex
 from minifsdp.local_parts import like, local_of
-from minifsdp.optim_state import ONE_PER_PARAMETER, has_elements, is_dtype
 from minifsdp.optimizer_steps import parameters_of
 from minifsdp.process_groups import global_ranks
-from minifsdp.sharded_values import copied
 
 Place = tuple[str, tuple[int, ...]]
 """A parameter's name, and the ranks that share it."""
@@ -164,9 +164,9 @@ def sharing(model: nn.Module) -> dict[nn.Parameter, list[tuple[int, ...]]]:
     for p in model.parameters():
         if isinstance(p, DTensor):
             found[p].append(tuple(p.device_mesh.mesh.flatten().tolist()))
-    for instance in FullyShardedDataParallel.fsdp_modules(model):
-        sets = [tuple(global_ranks(group)) for group in instance._groups.outermost_first]
-        for p in instance._unit.contents.held() if instance._unit else ():
+    for wrapper in wrappers_in(model):
+        sets = [tuple(global_ranks(group)) for group in wrapper._groups.outermost_first]
+        for p in wrapper._unit.contents.held() if wrapper._unit else ():
             found[p] += sets
     for module in model.modules():
         if isinstance(module, DistributedDataParallel | nn.parallel.DistributedDataParallel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,19 +13,20 @@ from torch.optim import Optimizer
 from minifsdp import comm
 from minifsdp.checkpoint.agree import check_given, check_settings, groups_sharing, same_errors
 from minifsdp.checkpoint.begin import initialized
+from minifsdp.checkpoint.forms import OptimStateKeyType
+from minifsdp.checkpoint.from_rank_0 import outline_from_rank_0
 from minifsdp.checkpoint.loading import check_has_values, device_for, load, materialize, received
 from minifsdp.checkpoint.names import Names, StateDict, flattened, rename_groups, unflattened
+from minifsdp.checkpoint.optim_dict import from_names, to_names
+from minifsdp.checkpoint.optim_names import rekey
 from minifsdp.checkpoint.options import AnyOptions, StateDictOptions, checked
 from minifsdp.checkpoint.parts import Parts
 from minifsdp.checkpoint.saving import agreed_states, check_frozen, check_owners
+from minifsdp.checkpoint.sharded_values import copied, is_dtensor, storage_of
+from minifsdp.checkpoint.units import wrappers_in
 from minifsdp.device import compute_device
-from minifsdp.from_rank_0 import outline_from_rank_0
-from minifsdp.fsdp import FullyShardedDataParallel, OptimStateKeyType
-from minifsdp.fsdp.torch_api.state.optim_dict import from_names, to_names
-from minifsdp.fsdp.torch_api.state.optim_names import rekey
 from minifsdp.local_parts import local_of
 from minifsdp.private import ShardedTensor
-from minifsdp.sharded_values import copied, is_dtensor, storage_of
 
 Optimizers = Optimizer | Iterable[Optimizer]
 
@@ -271,8 +272,10 @@ def exported(state: StateDict, model: nn.Module, names: Names, options: StateDic
 
 @contextmanager
 def state_dict_form(model: nn.Module, options: StateDictOptions) -> Iterator[None]:
-    """Set the state dict type of the FSDP instances in `model` inside the `with`."""
+    """Set the state dict type of the wrappers in `model` inside the `with`."""
     kind, config = options.form.state_dict_type, options.form.state_dict_config
-    with warnings.catch_warnings(), FullyShardedDataParallel.state_dict_type(model, kind, config):
+    with warnings.catch_warnings(), ExitStack() as stack:
+        for wrapper in wrappers_in(model)[:1]:
+            stack.enter_context(wrapper.state_dict_type(model, kind, config))
         warnings.filterwarnings("ignore", message="When using ``NO_SHARD``")  # whole values are a form of sharded ones
         yield

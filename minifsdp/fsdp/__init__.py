@@ -12,24 +12,22 @@ from minifsdp.fsdp.schedules.sync import SyncSchedule
 from minifsdp.on_first_use import on_first_use
 
 if TYPE_CHECKING:
-    from minifsdp.fsdp.torch_api.api import FullyShardedDataParallel
-    from minifsdp.fsdp.torch_api.forward_method import register_fsdp_forward_method
-    from minifsdp.fsdp.torch_api.options import (
-        CPUOffload,
+    from minifsdp.checkpoint.forms import (
         FullOptimStateDictConfig,
         FullStateDictConfig,
         LocalOptimStateDictConfig,
         LocalStateDictConfig,
-        MixedPrecision,
         OptimStateDictConfig,
         OptimStateKeyType,
         ShardedOptimStateDictConfig,
         ShardedStateDictConfig,
-        ShardingStrategy,
         StateDictConfig,
         StateDictSettings,
         StateDictType,
     )
+    from minifsdp.fsdp.torch_api.api import FullyShardedDataParallel
+    from minifsdp.fsdp.torch_api.forward_method import register_fsdp_forward_method
+    from minifsdp.fsdp.torch_api.options import CPUOffload, MixedPrecision, ShardingStrategy
     from minifsdp.fsdp.torch_api.policies import ModuleWrapPolicy
 
 __all__ = [
@@ -58,5 +56,8 @@ __all__ = [
 ]
 
 __getattr__ = on_first_use(
-    __name__, __all__, ".torch_api.options", ".torch_api.policies", ".torch_api.forward_method", ".torch_api.api"
+    __name__,
+    __all__,
+    *("minifsdp.checkpoint.forms", ".torch_api.options", ".torch_api.policies"),
+    *(".torch_api.forward_method", ".torch_api.api"),
 )

@@ -18,13 +18,14 @@ from minifsdp.ddp.sync import broadcast_from_rank_0
 from minifsdp.ddp.unused import used_on_any_rank
 from minifsdp.kinds import bytes_of_mib
 from minifsdp.local_parts import groups_of
+from minifsdp.optimizer_steps import OverShards
 from minifsdp.whole_tensors import check_flat
 from minifsdp.zero.bucket import Bucket, make_buckets
 from minifsdp.zero.parameters import check_parameters
 from minifsdp.zero.state import can_share, check_state, cut_state, gather_state, scatter_state
 
 
-class ShardedOptimizer(torch.optim.Optimizer, ABC):
+class ShardedOptimizer(OverShards, ABC):
     """An optimizer with the interface of whole parameters, which updates this rank's shards of them.
 
     Args:

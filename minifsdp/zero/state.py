@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from minifsdp.checkpoint.optim_state import check_shape, gather_states, has_elements, scatter_states
+from minifsdp.checkpoint.sharded_values import copied
 from minifsdp.local_parts import groups_of, like, local_of
-from minifsdp.optim_state import check_shape, gather_states, has_elements, scatter_states
-from minifsdp.sharded_values import copied
 from minifsdp.zero.bucket import Bucket
 
 State = Mapping[Tensor, Mapping[str, Any]]

@@ -14,6 +14,7 @@ import minifsdp
 from minifsdp.moved import MOVED, MOVED_NAMES, new_path
 
 BEFORE = {  # modules of the last release that are elsewhere now
+    "minifsdp": "from_rank_0 optim_state sharded_values",
     "minifsdp.checkpoint": "dtensors whole",
     "minifsdp.course": "explore launch link machine plots reference system watch",
     "minifsdp.course.bench": "turns",
@@ -39,6 +40,7 @@ BEFORE = {  # modules of the last release that are elsewhere now
     "minifsdp.ddp": "arguments comm_hook distributed join logging_data sparse static_graph",
     "minifsdp.fsdp": "ending steps turns watch",
     "minifsdp.fsdp.torch_api": "optimizer_checks",
+    "minifsdp.fsdp.torch_api.state": "names optim optim_dict optim_names optim_schema",
     "minifsdp.fsdp2": "custom extensions forward_methods module policies reduction",
     "minifsdp.pipeline": "api orders",
     "minifsdp.pipeline.schedules": "dualpipe_v looped_bfs zbv",
@@ -78,6 +80,11 @@ def test_every_entry_is_of_use():
 
 
 NAMES = {  # of the last release's modules, which are elsewhere now
+    "minifsdp.fsdp.torch_api.options": (
+        "FullOptimStateDictConfig FullStateDictConfig LocalOptimStateDictConfig LocalStateDictConfig "
+        "OptimStateDictConfig OptimStateKeyType ShardedOptimStateDictConfig ShardedStateDictConfig StateDictConfig "
+        "StateDictSettings StateDictType"
+    ),
     "minifsdp.fsdp2.api": "CPUOffloadPolicy MixedPrecisionPolicy OffloadPolicy fully_shard",
     "minifsdp.pipeline.actions": "parse read_csv write_csv",
     "minifsdp.pipeline.torch_api.api": "from_csv",
@@ -95,6 +102,17 @@ def test_every_old_name_is_the_new_one_and_warns(module: str, name: str):
     home, _, today = new.rpartition(".")
     assert found is getattr(import_module(home), today)
     assert name not in vars(import_module(module))
+
+
+@pytest.mark.filterwarnings("error::DeprecationWarning")
+@pytest.mark.parametrize(
+    "facade", ["minifsdp", "minifsdp.checkpoint", "minifsdp.ddp", "minifsdp.fsdp", "minifsdp.fsdp2"]
+)
+def test_public_names_come_from_where_they_are_now(facade: str):
+    module = import_module(facade)
+    assert module.__all__
+    for name in module.__all__:
+        getattr(module, name)
 
 
 def test_other_names_are_not_found():

@@ -114,6 +114,15 @@ def test_no_subfolder_of_the_library_and_its_folder_import_each_other():
     assert not circle(rooms)
 
 
+def test_state_dicts_know_no_wrapper():
+    """Wrappers and ZeRO have what `checkpoint/units.py` declares, and import what saves and loads it."""
+    above = re.compile(r"minifsdp\.(fsdp|fsdp2|zero)\b")
+    files = [path for path in LIBRARY if path.parent.name == "checkpoint"]
+    found = {name(path): theirs for path in files if (theirs := {*filter(above.match, imports(path))})}
+    assert len(files) > 8
+    assert not found
+
+
 def test_what_is_installed_does_without_what_only_maintainers_run():
     found = {name(path): imports(path) for path in FILES}
     assert not [file for file, theirs in found.items() if any(each.split(".")[0] == "tools" for each in theirs)]
@@ -156,12 +165,12 @@ def test_functions_fit_a_screen():
 
 
 CALLERS = (
+    "checkpoint/sharded_values.py",
     "comm.py",
     "fsdp2/dtensors.py",
     "gloo.py",
     *("private/__init__.py", "private/dtensor.py"),
     "process_groups.py",
-    "sharded_values.py",
 )
 
 

@@ -38,9 +38,9 @@ from minifsdp.fsdp import (
     ShardingStrategy,
     SyncSchedule,
 )
-from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.unit import SHARDED
 from minifsdp.instruments.launch import launch
+from minifsdp.wrapper_names import clean_name
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

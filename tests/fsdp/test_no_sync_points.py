@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 from torch.utils import backend_registration
 
-from minifsdp import device, from_rank_0
+from minifsdp import device
+from minifsdp.checkpoint import from_rank_0
 from minifsdp.course.ladder.rungs import RUNGS, Trainer
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy

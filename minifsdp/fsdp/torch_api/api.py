@@ -18,10 +18,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from minifsdp import nesting
+from minifsdp.checkpoint.forms import (
+    FullOptimStateDictConfig,
+    OptimStateKeyType,
+    ShardedOptimStateDictConfig,
+    StateDictSettings,
+    StateDictType,
+    make_settings,
+)
+from minifsdp.checkpoint.from_rank_0 import outline_from_rank_0
+from minifsdp.checkpoint.optim_dict import StateDict, from_names, group_of, to_names
+from minifsdp.checkpoint.optim_names import rekey
 from minifsdp.clip_grad import clip_grad_norm
 from minifsdp.comm import Group
 from minifsdp.first_forward import FirstForward, tensors_of
-from minifsdp.from_rank_0 import outline_from_rank_0
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.schedules.host import HostSchedule
@@ -35,32 +45,20 @@ from minifsdp.fsdp.torch_api.groups import find_groups
 from minifsdp.fsdp.torch_api.ignored import find_ignored
 from minifsdp.fsdp.torch_api.legacy import stand_in, warn_legacy, warn_optim_input
 from minifsdp.fsdp.torch_api.mixed_precision import cast_buffers, computes_exactly, follow_buffers
-from minifsdp.fsdp.torch_api.options import (
-    CPUOffload,
-    FullOptimStateDictConfig,
-    MixedPrecision,
-    OptimStateKeyType,
-    ShardedOptimStateDictConfig,
-    ShardingStrategy,
-    StateDictSettings,
-    StateDictType,
-    make_settings,
-    ours,
-)
+from minifsdp.fsdp.torch_api.options import CPUOffload, MixedPrecision, ShardingStrategy
 from minifsdp.fsdp.torch_api.policies import NamingPolicy, WrapPolicy
 from minifsdp.fsdp.torch_api.state import saving
 from minifsdp.fsdp.torch_api.state.loading import register_load_hooks
-from minifsdp.fsdp.torch_api.state.names import FLAT_PARAM, clean_name, refuse_torchs_functions
-from minifsdp.fsdp.torch_api.state.optim_dict import StateDict, from_names, group_of, to_names
-from minifsdp.fsdp.torch_api.state.optim_names import rekey
+from minifsdp.fsdp.torch_api.state.saving import refuse_torchs_functions
 from minifsdp.fsdp.torch_api.state.summon import Summon, check, check_forward, check_none_summoned, exposed, runs
 from minifsdp.fsdp.torch_api.units import MakeUnit, make_unit
 from minifsdp.fsdp.torch_api.wrapped import Wrapped
 from minifsdp.fsdp.unit import Unit
-from minifsdp.kinds import check_dtypes, check_flags, check_kind
+from minifsdp.kinds import check_dtypes, check_flags, check_kind, ours
 from minifsdp.optimizer_checks import check_none_accumulated
 from minifsdp.tree import cast_inputs
 from minifsdp.uncompiled import stay_out_of_graphs
+from minifsdp.wrapper_names import FLAT_PARAM, clean_name
 
 MakeSchedule = Callable[[Sequence[Unit]], SyncSchedule]
 

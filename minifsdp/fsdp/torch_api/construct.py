@@ -20,9 +20,9 @@ from minifsdp.device import asked_for, compute_device
 from minifsdp.flat_param import ParamPlaces, find_parameters
 from minifsdp.fsdp.torch_api.ignored import Ignored
 from minifsdp.fsdp.torch_api.options import ShardingStrategy
-from minifsdp.fsdp.torch_api.state.names import FLAT_PARAM
 from minifsdp.fsdp.torch_api.wrap import check_not_taken
 from minifsdp.fsdp.torch_api.wrapped import instances_in
+from minifsdp.wrapper_names import FLAT_PARAM
 
 
 def clamp(strategy: ShardingStrategy, ranks: int) -> ShardingStrategy:

@@ -15,7 +15,6 @@ from torch import nn
 from minifsdp.flat_param import ParamPlaces, Place, find_parameters
 from minifsdp.fsdp.torch_api.ignored import Ignored
 from minifsdp.fsdp.torch_api.policies import WrapPolicy
-from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp.unit import Unit
 from minifsdp.local_parts import has_hooks
 from minifsdp.optimizer_checks import (
@@ -26,6 +25,7 @@ from minifsdp.optimizer_checks import (
     note_taken,
 )
 from minifsdp.optimizer_steps import before_every_step
+from minifsdp.wrapper_names import clean_name
 
 
 def wrap_children(

@@ -9,30 +9,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from minifsdp.comm import Group
-from minifsdp.flat_param import Place
+from minifsdp.checkpoint.forms import StateDictSettings, StateDictType
+from minifsdp.checkpoint.units import Wrapper
 from minifsdp.fsdp.engine import Engine
 from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.fsdp.torch_api.options import ShardingStrategy, StateDictSettings, StateDictType
-from minifsdp.fsdp.torch_api.state.names import CHECKPOINTED
+from minifsdp.fsdp.torch_api.options import ShardingStrategy
+from minifsdp.wrapper_names import CHECKPOINTED
 
 
-class Wrapped(nn.Module):
+class Wrapped(Wrapper):
     """A wrapped module and its unit."""
 
     rank: int
-    process_group: Group
     sharding_strategy: ShardingStrategy
     compute_device: torch.device
-    _device_mesh: Any
     _fsdp_wrapped_module: nn.Module
     _ignored: Any
     _unit: FlatUnit | None
-    _use_orig_params: bool
     _engine: Engine | None
     _settings: StateDictSettings
     _buffer_dtypes: dict[tuple[nn.Module, str], torch.dtype]
-    _summoned: Any  # how parameters are summoned at present, if they are (state/summon.py)
     _saves: bool  # its state dict is being made
     _loading: ExitStack
 
@@ -42,11 +38,6 @@ class Wrapped(nn.Module):
         wrapped = self._fsdp_wrapped_module
         inside = wrapped._modules.get(CHECKPOINTED)
         return wrapped if inside is None else inside
-
-    @property
-    def _places(self) -> list[Place]:
-        """The places that use the unit's parameters; a tied one has several."""
-        return [] if self._unit is None else [place for users in self._unit.view.places for place in users]
 
     def kind_of_state(self) -> StateDictType:
         """The type chosen for this instance. Where nothing is sharded, there is nothing but the full state."""

@@ -19,13 +19,13 @@ from minifsdp.batch import Batch
 from minifsdp.comm import Call, Link
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.instruments.machine.program import STEP, Program
 from minifsdp.instruments.machine.tape import Tape
 from minifsdp.instruments.watch.ledger import Ledger
 from minifsdp.instruments.watch.step import take_step
 from minifsdp.instruments.watch.storages import Books, Operators
 from minifsdp.trainer import Trainer
+from minifsdp.wrapper_names import clean_name
 
 
 class Recorder(Ledger):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from minifsdp.fsdp.torch_api.options import StateDictType
-from minifsdp.fsdp.torch_api.state.names import FLAT_PARAM, WRAPPED, clean_name
+from minifsdp.checkpoint.forms import StateDictType
+from minifsdp.checkpoint.sharded_values import full_value, into_rows, is_sharded
 from minifsdp.fsdp.torch_api.state.summon import Summon, exposed
 from minifsdp.fsdp.torch_api.wrapped import Wrapped
-from minifsdp.sharded_values import full_value, into_rows, is_sharded
+from minifsdp.wrapper_names import FLAT_PARAM, WRAPPED, clean_name
 
 
 def register_load_hooks(instance: Wrapped) -> ExitStack:

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minifsdp.fsdp.torch_api.options import StateDictType
-from minifsdp.fsdp.torch_api.state.names import FLAT_PARAM, clean_name
+from minifsdp.checkpoint.forms import StateDictType
+from minifsdp.checkpoint.sharded_values import copied, is_sharded, shard_value, sharded_tensor, storage_of
 from minifsdp.fsdp.torch_api.state.summon import Summon, exposed
 from minifsdp.fsdp.torch_api.wrapped import Wrapped
-from minifsdp.sharded_values import copied, is_sharded, shard_value, sharded_tensor, storage_of
+from minifsdp.private import ASKED_BY_STATE_DICT_FUNCTIONS
+from minifsdp.wrapper_names import FLAT_PARAM, clean_name
 
 State = dict[str, Any]
 
@@ -101,6 +102,15 @@ def refuse_past_wrapper(instance: Wrapped) -> None:
     """Have the modules of a unit refuse a `state_dict` that is not the instance's."""
     for module in {instance.module, *(place.module for place in instance._places)}:
         module.register_state_dict_pre_hook(instance._refuse_shards)
+
+
+def refuse_torchs_functions(asked_for: str) -> None:
+    """Raise RuntimeError where an attribute is asked for by functions that take an FSDP of ours for a plain module."""
+    if asked_for == ASKED_BY_STATE_DICT_FUNCTIONS:
+        raise RuntimeError(
+            "torch.distributed.checkpoint.state_dict knows no FSDP but torch's, and would take a rank's shard for the "
+            "whole: import get_state_dict, set_state_dict and their like from minifsdp.checkpoint"
+        )
 
 
 def restore_buffers(instance: Wrapped, state: State, prefix: str, to_cpu: bool) -> None:

@@ -16,10 +16,10 @@ from minifsdp import device
 from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.torch_api.options import ShardingStrategy
 from minifsdp.fsdp.torch_api.state import gradients
-from minifsdp.fsdp.torch_api.state.names import FLAT_PARAM
 from minifsdp.fsdp.torch_api.wrapped import Wrapped, instances_in
 from minifsdp.optimizer_checks import note_taken
 from minifsdp.private import in_backward
+from minifsdp.wrapper_names import FLAT_PARAM
 
 NO_SHARD = ShardingStrategy.NO_SHARD
 

@@ -13,12 +13,12 @@ from torch.distributed.tensor import DTensor
 
 from minifsdp.cost.data_parallel import ADAM, OptimizerState
 from minifsdp.fsdp import FullyShardedDataParallel
-from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.fsdp2 import FSDPModule
 from minifsdp.instruments.watch.description.flat import describe_flat
 from minifsdp.instruments.watch.description.per_parameter import describe_per_parameter
 from minifsdp.instruments.watch.description.report import Description, Prediction, UnitRow
 from minifsdp.instruments.watch.description.tensor_parallel import describe_layers
+from minifsdp.wrapper_names import clean_name
 
 __all__ = ["Description", "Prediction", "UnitRow", "describe"]
 

@@ -10,7 +10,6 @@ from minifsdp.fsdp import FullyShardedDataParallel, OverlapSchedule, PrefetchSch
 from minifsdp.fsdp.flat_unit import FlatUnit
 from minifsdp.fsdp.schedules.host import HostSchedule
 from minifsdp.fsdp.schedules.prefetch import POST
-from minifsdp.fsdp.torch_api.state.names import clean_name
 from minifsdp.gloo import reduces_by_all_to_all
 from minifsdp.instruments.watch.description.report import (
     Description,
@@ -22,6 +21,7 @@ from minifsdp.instruments.watch.description.report import (
 )
 from minifsdp.instruments.watch.tables import MIB
 from minifsdp.private import backend_of
+from minifsdp.wrapper_names import clean_name
 
 
 def describe_flat(model: FullyShardedDataParallel, optimizer: OptimizerState) -> Description:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from minifsdp import device
+from minifsdp.checkpoint.sharded_values import copied, is_sharded
 from minifsdp.contents import Contents
-from minifsdp.sharded_values import copied, is_sharded
 
 ONE_PER_PARAMETER = frozenset(["step", "eta", "mu", "mu_product"])
 """What torch.optim keeps once per parameter: of a parameter without dimensions the shape alone does not tell."""

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from minifsdp.fsdp.torch_api.options import OptimStateKeyType, ours
-from minifsdp.fsdp.torch_api.state.names import clean_name
-from minifsdp.fsdp.torch_api.state.optim_schema import UnitNames
-from minifsdp.fsdp.torch_api.wrapped import Wrapped, instances_in
+from minifsdp.checkpoint.forms import OptimStateKeyType
+from minifsdp.checkpoint.optim_schema import UnitNames
+from minifsdp.checkpoint.units import Wrapper, wrappers_in
+from minifsdp.kinds import ours
 from minifsdp.optimizer_checks import ORIGINAL_NAME
 from minifsdp.optimizer_steps import parameters_of
 from minifsdp.whole_tensors import NEEDS
+from minifsdp.wrapper_names import clean_name
 
 ParamNames = dict[nn.Parameter, list[str]]
 """What the optimizer may see, and the original parameters in it: one, or those of a flat parameter."""
@@ -26,7 +27,7 @@ def find_units(model: nn.Module) -> list[UnitNames]:
     """The units in `model` with their parameters' names, in the order of its modules."""
     found = []
     for prefix, module in model.named_modules():
-        if isinstance(module, Wrapped) and module._unit is not None:
+        if isinstance(module, Wrapper) and module._unit is not None:
             inside = f"{prefix}." if prefix else ""
             names = [clean_name(inside + name) for name in module._unit.contents.names]
             found.append(UnitNames(module._unit, names, getattr(module, "_device_mesh", None)))
@@ -91,9 +92,9 @@ class OptimizerIndex:
 
 
 def check_not_summoned(model: nn.Module) -> None:
-    for instance in instances_in(model):
-        unit = instance._unit
-        is_summoned = instance._summoned is not None and instance._use_orig_params
+    for wrapper in wrappers_in(model):
+        unit = wrapper._unit
+        is_summoned = wrapper._summoned is not None and wrapper._use_orig_params
         if is_summoned and unit is not None and unit.contents.ranks > 1:
             raise AssertionError(
                 f"the parameters of {unit.title} are whole inside summon_full_params, the optimizer's states of them "

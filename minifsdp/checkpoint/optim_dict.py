@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from minifsdp import comm
+from minifsdp.checkpoint.forms import FullOptimStateDictConfig, OptimStateDictConfig
+from minifsdp.checkpoint.from_rank_0 import receive
+from minifsdp.checkpoint.optim_names import OptimizerIndex, match_groups, settings_of
+from minifsdp.checkpoint.optim_schema import UnitNames
+from minifsdp.checkpoint.optim_units import gather_named_states, scatter_named_states
+from minifsdp.checkpoint.sharded_values import copied, full_value, is_sharded, shard_value, whole_of
+from minifsdp.checkpoint.units import wrappers_in
 from minifsdp.comm import Group
 from minifsdp.device import compute_device
-from minifsdp.from_rank_0 import receive
-from minifsdp.fsdp.torch_api.options import FullOptimStateDictConfig, OptimStateDictConfig
-from minifsdp.fsdp.torch_api.state.optim import gather_named_states, scatter_named_states
-from minifsdp.fsdp.torch_api.state.optim_names import OptimizerIndex, match_groups, settings_of
-from minifsdp.fsdp.torch_api.state.optim_schema import UnitNames
-from minifsdp.fsdp.torch_api.wrapped import instances_in
-from minifsdp.sharded_values import copied, full_value, is_sharded, shard_value, whole_of
 
 StateDict = dict[str, Any]
 
@@ -81,7 +81,7 @@ def to_names(
 
 def group_of(model: nn.Module, group: Group | None) -> Group:
     """`group`, or the ranks that have the model between them."""
-    first = next(iter(instances_in(model)), None)
+    first = next(iter(wrappers_in(model)), None)
     if first is None or first.sharding_strategy.is_hybrid:
         return comm.world(group)
     return group or first.process_group

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from minifsdp import comm
+from minifsdp.checkpoint.sharded_values import is_sharded
 from minifsdp.comm import Group
-from minifsdp.sharded_values import is_sharded
 
 
 def outline_from_rank_0(state_dict: Mapping[str, Any], source: Group) -> dict[str, Any]:

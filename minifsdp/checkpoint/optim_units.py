@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from minifsdp.fsdp.torch_api.state.optim_schema import States, UnitNames, agree_on_schema
-from minifsdp.optim_state import gather_states, scatter_states
+from minifsdp.checkpoint.optim_schema import States, UnitNames, agree_on_schema
+from minifsdp.checkpoint.optim_state import gather_states, scatter_states
 
 NamedStates = dict[str, dict[str, Any]]
 """Optimizer states by qualified names."""

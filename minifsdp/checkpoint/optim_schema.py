@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from minifsdp import comm
-from minifsdp.fsdp.flat_unit import FlatUnit
-from minifsdp.optim_state import Schema, has_elements
+from minifsdp.checkpoint.optim_state import Schema, has_elements
+from minifsdp.checkpoint.sharded_values import copied
+from minifsdp.checkpoint.units import Unit
 from minifsdp.private import name_of
-from minifsdp.sharded_values import copied
 
 States = Mapping[nn.Parameter, Mapping[str, Any]]
 """What an optimizer knows of its parameters: `optimizer.state`."""
@@ -24,7 +24,7 @@ States = Mapping[nn.Parameter, Mapping[str, Any]]
 class UnitNames(NamedTuple):
     """A unit, and the names its parameters have in the model, in the order of its flat parameter."""
 
-    unit: FlatUnit
+    unit: Unit
     names: list[str]
     device_mesh: Any = None
 
