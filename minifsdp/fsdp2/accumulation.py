@@ -14,7 +14,7 @@ from minifsdp.fsdp2.hooks import state_of
 @contextmanager
 def accumulating(module: nn.Module) -> Iterator[None]:
     """Inside, no gradient is reduced, and parameters stay unsharded after backward; then all is set as before."""
-    units = [state.unit for state in state_of(module).tree() if state.unit is not None]
+    units = [group.unit for group in state_of(module).tree() if group.unit is not None]
     before = [(unit.delivery.all_reduces, unit.reshard_after_backward) for unit in units]
     with reducing(units, False):
         for unit in units:

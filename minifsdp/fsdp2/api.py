@@ -19,7 +19,7 @@ from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp.reduction import Reduction
 from minifsdp.fsdp2 import dtensors
 from minifsdp.fsdp2.cut import Cut
-from minifsdp.fsdp2.hooks import State, has_state
+from minifsdp.fsdp2.hooks import ModuleGroup, has_module_group
 from minifsdp.fsdp2.unit import MakeUnsharded, ParamUnit, unsharded_of
 
 Place = Callable[[nn.Parameter], Any] | None
@@ -38,7 +38,7 @@ def shard(
     place: Place = None,
     unsharded: MakeUnsharded = unsharded_of,
     reduction: Reduction | None = None,
-) -> State:
+) -> ModuleGroup:
     """Shard parameters as one unit, which is gathered for these modules; inner modules first.
 
     Args:
@@ -62,12 +62,12 @@ def shard(
         cuts = [_cut(p, places[0].name, place, plan.group.size()) for p, places in params.items()]
         name, reshard = type(modules[0]).__name__, reshard_after_forward is not False
         unit = ParamUnit(params, cuts, mesh, plan, on, name, reshard, smaller, unsharded, reduction)
-    return State(modules, unit, policy, reshard_after_forward is None, on)
+    return ModuleGroup(modules, unit, policy, reshard_after_forward is None, on)
 
 
 def params_of(modules: Sequence[nn.Module], ignored: Collection[torch.Tensor] = ()) -> ParamPlaces:
     """The parameters that no inner call has taken, with all places that use them; wide dtypes first (cut.py, Rows)."""
-    taken = {inner for outer in modules for inner in outer.modules() if has_state(inner)}
+    taken = {inner for outer in modules for inner in outer.modules() if has_module_group(inner)}
     left_out = {id(p) for p in ignored}
     params: ParamPlaces = {}
     for each in modules:

@@ -29,15 +29,15 @@ from minifsdp.tree import cast_inputs, map_tensors
 _KEY = "_minifsdp_state"
 
 
-class State:
+class ModuleGroup:
     """One call of `fully_shard`: some modules, and a unit if they have parameters that no inner call has taken.
 
     Attributes:
         unit: the unit of their parameters; None if there are none.
         engine, root: those of the tree; None until its first run.
-        make_schedule: creates the schedule of the tree under this state; None: `ListedPrefetch`, or `ListedHost` if the
+        make_schedule: creates the schedule of the tree under this group; None: `ListedPrefetch`, or `ListedHost` if the
             host computes.
-        keeper: releases buffers in the tree under this state that another stream reads last.
+        keeper: releases buffers in the tree under this group that another stream reads last.
         gathers: the one of the tree's gathers, if this is the root.
         reductions: the smallest limit for the number of reductions in progress in the tree; None: the schedule's own.
         forward_list, backward_list: the groups to gather before this one is computed; None: determined by the order.
@@ -55,16 +55,16 @@ class State:
     ) -> None:
         self.modules, self.unit, self.policy, self.decides, self.device = modules, unit, policy, decides, device
         self.engine: Engine | None = None
-        self.root: State | None = None
+        self.root: ModuleGroup | None = None
         self.make_schedule: Callable[[Sequence[Unit]], SyncSchedule] | None = None
         self.keeper: type[Held] | type[Recorded] = Held
         self.gathers: Held | Recorded = Held()
         self.reductions: int | None = None
-        self.forward_list: list[State] | None = None
-        self.backward_list: list[State] | None = None
+        self.forward_list: list[ModuleGroup] | None = None
+        self.backward_list: list[ModuleGroup] | None = None
         self._first = FirstForward(*modules)
         self._to_run = set(modules)
-        self._groups: list[State] = []  # of the tree, those of several modules
+        self._groups: list[ModuleGroup] = []  # of the tree, those of several modules
         for module in modules:
             module.__dict__[_KEY] = self
             module.register_forward_pre_hook(self.before, prepend=True, with_kwargs=True)
@@ -77,17 +77,17 @@ class State:
         if self.unit is not None:
             self.unit.free()
 
-    def tree(self) -> list[State]:
-        """The states of these modules and of all inside, this one first, each once."""
-        found = dict.fromkeys(state for root in self.modules for state in states_in(root))
-        return [self, *(state for state in found if state is not self)]
+    def tree(self) -> list[ModuleGroup]:
+        """The groups of these modules and of all inside, this one first, each once."""
+        found = dict.fromkeys(group for root in self.modules for group in module_groups_in(root))
+        return [self, *(group for group in found if group is not self)]
 
     def start(self) -> Engine:
         """Put the tree under this one together, if that has not been done."""
         if self.engine is not None:
             return self.engine
-        states = self.tree()
-        for inner in states[1:]:
+        groups = self.tree()
+        for inner in groups[1:]:
             if inner.engine is not None:
                 name, outer = type(inner.modules[0]).__name__, type(self.modules[0]).__name__
                 why = (
@@ -96,27 +96,27 @@ class State:
                     else "it belongs to another model, which has run; a sharded module can be in one model only"
                 )
                 raise RuntimeError(f"FSDP state has already been lazily initialized for {name}: {why}")
-        refuse_torchs_ddp(FSDP2, (p for unit in units_of(states) for p in unit.shards))
+        refuse_torchs_ddp(FSDP2, (p for unit in units_of(groups) for p in unit.shards))
         if self.decides and self.unit is not None:
             self.unit.reshard_after_forward = False
         self.gathers, reductions = self.keeper(), self.keeper()
-        for state in states:
-            if state.unit is not None:
-                state.unit.gathers, state.unit.gradients.keeper = self.gathers, reductions
-        self._name(states)
-        self._groups = [state for state in states if len(state.modules) > 1]
-        self.engine = Engine(units_of(states), self.schedule())
-        for state in states:
-            state.engine, state.root = self.engine, self
+        for group in groups:
+            if group.unit is not None:
+                group.unit.gathers, group.unit.gradients.keeper = self.gathers, reductions
+        self._name(groups)
+        self._groups = [group for group in groups if len(group.modules) > 1]
+        self.engine = Engine(units_of(groups), self.schedule())
+        for group in groups:
+            group.engine, group.root = self.engine, self
         if self.unit is not None:
             self.unit.is_root = self.decides
         return self.engine
 
-    def _name(self, states: Sequence[State]) -> None:
+    def _name(self, groups: Sequence[ModuleGroup]) -> None:
         names = {m: name for root in self.modules for name, m in root.named_modules()}
-        for state in states:
-            if state.unit is not None:
-                state.unit.title = f"{names.get(state.modules[0]) or 'root'} ({state.unit.name})"
+        for group in groups:
+            if group.unit is not None:
+                group.unit.title = f"{names.get(group.modules[0]) or 'root'} ({group.unit.name})"
 
     def _check_values(self) -> None:
         groups = groups_on_meshes(p for unit in units_of(self.tree()) for p in unit.shards)
@@ -139,12 +139,12 @@ class State:
 
     def adjust(self, schedule: SyncSchedule) -> None:
         """Apply the user's lists and limits to the tree's schedule, which may have communication in progress."""
-        states = self.tree()
-        limits = [state.reductions for state in states if state.reductions is not None]
+        groups = self.tree()
+        limits = [group.reductions for group in groups if group.reductions is not None]
         if isinstance(schedule, OverlapSchedule) and limits:
             schedule.reductions = max(limits)
         if isinstance(schedule, ListedPrefetch):
-            of = [(state.unit, state.forward_list, state.backward_list) for state in states if state.unit]
+            of = [(group.unit, group.forward_list, group.backward_list) for group in groups if group.unit]
             schedule.forward_lists = {unit: units_of(ahead) for unit, ahead, _ in of if ahead is not None}
             schedule.backward_lists = {unit: units_of(ahead) for unit, _, ahead in of if ahead is not None}
 
@@ -156,8 +156,8 @@ class State:
 
     def _begin_anew(self) -> None:
         """An earlier forward may have left out some modules of a group."""
-        for state in self._groups:
-            state._to_run = set(state.modules)
+        for group in self._groups:
+            group._to_run = set(group.modules)
 
     def reduce_accumulated(self) -> None:
         """Reduce what earlier backwards have left unsharded, where that is to be reduced, all at once."""
@@ -210,22 +210,22 @@ class State:
         return output
 
 
-def states_in(module: nn.Module) -> list[State]:
-    """The states of a module and of all modules inside it, each once."""
+def module_groups_in(module: nn.Module) -> list[ModuleGroup]:
+    """The groups of a module and of all modules inside it, each once."""
     return list(dict.fromkeys(m.__dict__[_KEY] for m in module.modules() if _KEY in m.__dict__))
 
 
-def units_of(states: Sequence[State]) -> list[Unit]:
-    """The units of those states that have one."""
-    return [state.unit for state in states if state.unit is not None]
+def units_of(groups: Sequence[ModuleGroup]) -> list[Unit]:
+    """The units of those groups that have one."""
+    return [group.unit for group in groups if group.unit is not None]
 
 
-def state_of(module: Any) -> State:
-    """The state of the `fully_shard` that took this module."""
+def state_of(module: Any) -> ModuleGroup:
+    """The group of the `fully_shard` that took this module, which torch calls its state."""
     return module.__dict__[_KEY]  # type: ignore[no-any-return]
 
 
-def has_state(module: nn.Module) -> bool:
+def has_module_group(module: nn.Module) -> bool:
     """True if `fully_shard` has been applied to this very module."""
     return _KEY in module.__dict__
 
@@ -242,5 +242,5 @@ def use_schedule(
         schedule: creates the schedule of the tree's units, such as `RateLimitedSchedule`.
         keeper: with `Recorded`, buffers are released by `record_stream`, which needs a limiter on a device with queues.
     """
-    state = state_of(module)
-    state.make_schedule, state.keeper = schedule, keeper
+    group = state_of(module)
+    group.make_schedule, group.keeper = schedule, keeper

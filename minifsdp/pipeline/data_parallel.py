@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from minifsdp.fsdp2.accumulation import accumulating, drop_accumulated
-from minifsdp.fsdp2.hooks import has_state, state_of
+from minifsdp.fsdp2.hooks import has_module_group, state_of
 from minifsdp.pipeline import torch_ddp
 from minifsdp.pipeline.stage import PipelineStage
 
@@ -43,7 +43,7 @@ def reduced_once(replicas: Sequence[Any]) -> Iterator[None]:
     for module in replicas:
         if isinstance(module, TorchDDP):
             torch_ddp.reduce_accumulated(module)
-        elif has_state(module):
+        elif has_module_group(module):
             state_of(module).reduce_accumulated()
         else:
             module.reduce_accumulated()
@@ -52,7 +52,7 @@ def reduced_once(replicas: Sequence[Any]) -> Iterator[None]:
 def drop_unreduced(stages: Iterable[PipelineStage]) -> None:
     """A step has failed: what its backwards have left in FSDP2's units must not be added to the next step's."""
     for module in replicas_in(stages):
-        if has_state(module):
+        if has_module_group(module):
             drop_accumulated(module)
 
 
@@ -62,10 +62,10 @@ def replicas_in(stages: Iterable[PipelineStage]) -> list[Any]:
 
 
 def _outermost(module: nn.Module) -> list[Any]:
-    if has_state(module) or hasattr(type(module), "reduce_accumulated") or isinstance(module, TorchDDP):
+    if has_module_group(module) or hasattr(type(module), "reduce_accumulated") or isinstance(module, TorchDDP):
         return [module]
     return [found for child in module.children() for found in _outermost(child)]
 
 
 def _silent(module: Any) -> AbstractContextManager[None]:
-    return accumulating(module) if has_state(module) else module.no_sync()
+    return accumulating(module) if has_module_group(module) else module.no_sync()

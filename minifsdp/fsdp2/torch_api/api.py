@@ -16,7 +16,7 @@ from minifsdp.device import compute_device
 from minifsdp.flat_param import ParamPlaces
 from minifsdp.fsdp.plan import Plan
 from minifsdp.fsdp2.api import params_of, shard
-from minifsdp.fsdp2.hooks import has_state
+from minifsdp.fsdp2.hooks import has_module_group
 from minifsdp.fsdp2.torch_api.extensions import extended_of
 from minifsdp.fsdp2.torch_api.module import FSDPModule
 from minifsdp.fsdp2.torch_api.policies import NO_POLICY, ON_DEVICE, policies
@@ -113,7 +113,7 @@ def _check(modules: Sequence[Any], shard_placement_fn: Any) -> None:
         check_kind("module", module, nn.Module, "a module, or a list of modules")
         if isinstance(module, nn.ModuleList | nn.ModuleDict):
             raise ValueError(f"fully_shard does not support containers that do not implement forward: {module}")
-        if has_state(module):
+        if has_module_group(module):
             name = type(module).__name__
             raise ValueError(f"fully_shard was applied to this {name} before: apply it once to a module")
 

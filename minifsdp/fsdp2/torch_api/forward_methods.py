@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from minifsdp.fsdp2.hooks import has_state, state_of
+from minifsdp.fsdp2.hooks import has_module_group, state_of
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
@@ -17,7 +17,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     Raises:
         ValueError: there is no such method.
     """
-    if not has_state(module):
+    if not has_module_group(module):
         return
     method = getattr(module, method_name, None)
     if method is None:
@@ -27,11 +27,11 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
 def running(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """`call(*args, **kwargs)` with the module's parameters whole, as in its forward."""
-    state = state_of(module)
-    args, kwargs = state.before(module, args, kwargs)
+    group = state_of(module)
+    args, kwargs = group.before(module, args, kwargs)
     output = None
     try:
         output = call(*args, **kwargs)
     finally:
-        output = state.after(module, args, output)
+        output = group.after(module, args, output)
     return output

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from minifsdp.comm import Group
 from minifsdp.device import runs_behind
 from minifsdp.fsdp.schedules.overlap import OverlapSchedule
-from minifsdp.fsdp2.hooks import State, state_of
+from minifsdp.fsdp2.hooks import ModuleGroup, state_of
 from minifsdp.fsdp2.torch_api import custom
 from minifsdp.fsdp2.torch_api.reduction import ChosenReduction
 from minifsdp.fsdp2.unit import ParamUnit
@@ -59,15 +59,15 @@ class FSDPModule:
         Args:
             async_op: return a handle instead of waiting.
         """
-        state = state_of(self)
-        handle = UnshardHandle(state.unit)
-        if state.unit is not None:
-            state.unit.refresh()
-            if state.engine is None:  # the root has not run yet
-                state.unit.start_gather()
+        group = state_of(self)
+        handle = UnshardHandle(group.unit)
+        if group.unit is not None:
+            group.unit.refresh()
+            if group.engine is None:  # the root has not run yet
+                group.unit.start_gather()
             else:
-                state.engine.schedule.follow_optimizer()
-                state.engine.schedule.gather(state.unit)
+                group.engine.schedule.follow_optimizer()
+                group.engine.schedule.gather(group.unit)
         if async_op:
             return handle
         handle.wait()
@@ -96,9 +96,9 @@ class FSDPModule:
         """Free parameters after forward and gather them again from all ranks, or keep them whole until backward."""
         if not isinstance(reshard_after_forward, bool):
             raise ValueError(f"reshard_after_forward={reshard_after_forward!r}: give True or False")
-        for state in self._states(recurse):
-            state.decides = False
-            if (unit := state.unit) is not None:
+        for group in self._module_groups(recurse):
+            group.decides = False
+            if (unit := group.unit) is not None:
                 unit.reshard_after_forward, unit.smaller, unit.is_root = reshard_after_forward, None, False
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
@@ -122,8 +122,8 @@ class FSDPModule:
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Several backwards are to come: wait for reductions at the end of the last one only."""
-        state = state_of(self)
-        (state.engine or state.start()).is_last_backward = is_last_backward
+        group = state_of(self)
+        (group.engine or group.start()).is_last_backward = is_last_backward
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
         """Gather in backward, or not: for parameters whose values backward does not read, such as an embedding's."""
@@ -190,8 +190,8 @@ class FSDPModule:
             raise TypeError(f"max_input_buffers must be an int, got {type(max_input_buffers).__name__}")
         if max_input_buffers < 1:
             raise ValueError(f"max_input_buffers must be a positive int, got {max_input_buffers}")
-        for state in self._states(recurse):
-            state.reductions = max_input_buffers
+        for group in self._module_groups(recurse):
+            group.reductions = max_input_buffers
         self._adjust()
 
     def set_post_optim_event(self, event: Any) -> None:
@@ -200,9 +200,9 @@ class FSDPModule:
         Args:
             event: recorded after the optimizer's step; good for one forward.
         """
-        state = state_of(self)
-        engine = state.engine or state.start()
-        if isinstance(engine.schedule, OverlapSchedule) and runs_behind(state.device):
+        group = state_of(self)
+        engine = group.engine or group.start()
+        if isinstance(engine.schedule, OverlapSchedule) and runs_behind(group.device):
             engine.schedule.written = event
 
     def reset_iter_state(self) -> None:
@@ -216,30 +216,30 @@ class FSDPModule:
             raise RuntimeError("reset_iter_state: call it on the root, the outermost module that has run")
         if root.engine.backward_runs:
             root.engine.abandon_backward()
-        for state in root.tree():
-            state.restart()
+        for group in root.tree():
+            group.restart()
 
     def set_modules_to_forward_prefetch(self, modules: list[nn.Module]) -> None:
         """Gather these before this module computes in forward."""
-        state_of(self).forward_list = _states_of(modules)
+        state_of(self).forward_list = _module_groups_of(modules)
         self._adjust()
 
     def set_modules_to_backward_prefetch(self, modules: list[nn.Module]) -> None:
         """Gather these before this module computes in backward, instead of the one that the order would have."""
-        state_of(self).backward_list = _states_of(modules)
+        state_of(self).backward_list = _module_groups_of(modules)
         self._adjust()
 
     def _adjust(self) -> None:
-        state = state_of(self)
-        if state.engine is not None and state.root is not None:
-            state.root.adjust(state.engine.schedule)
+        group = state_of(self)
+        if group.engine is not None and group.root is not None:
+            group.root.adjust(group.engine.schedule)
 
-    def _states(self, recurse: bool) -> list[State]:
+    def _module_groups(self, recurse: bool) -> list[ModuleGroup]:
         own = state_of(self)
         return own.tree() if recurse else [own]
 
     def _units(self, recurse: bool) -> list[ParamUnit]:
-        return [state.unit for state in self._states(recurse) if state.unit is not None]
+        return [group.unit for group in self._module_groups(recurse) if group.unit is not None]
 
 
 def _reduction_of(unit: ParamUnit) -> ChosenReduction:
@@ -248,7 +248,7 @@ def _reduction_of(unit: ParamUnit) -> ChosenReduction:
     return reduction
 
 
-def _states_of(modules: Iterable[Any]) -> list[State]:
+def _module_groups_of(modules: Iterable[Any]) -> list[ModuleGroup]:
     wrong = [type(module).__name__ for module in modules if not isinstance(module, FSDPModule)]
     if wrong:
         raise ValueError(f"Expects FSDPModule but got {', '.join(wrong)}: apply fully_shard to it first")

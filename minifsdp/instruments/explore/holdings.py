@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp.unit import GATHERING, SHARDED, UNSHARDED, Unit
-from minifsdp.fsdp2.hooks import states_in, units_of
+from minifsdp.fsdp2.hooks import module_groups_in, units_of
 from minifsdp.gpt import Block
 
 Parameters = Literal["shard", "on its way", "whole"]
@@ -43,7 +43,7 @@ def holdings_of(model: nn.Module, optimizer: Any = None) -> Holdings:
     A learner's model has `units`, whose members have a `name` and say in `held` what this rank holds of them.
     """
     instances = [each for each in model.modules() if isinstance(each, FullyShardedDataParallel)]
-    if units := [each._unit for each in instances if each._unit is not None] or units_of(states_in(model)):
+    if units := [each._unit for each in instances if each._unit is not None] or units_of(module_groups_in(model)):
         return of_units(units)
     if own := [each for each in getattr(model, "units", ()) if hasattr(each, "held")]:
         return Holdings([each.name for each in own], lambda: [each.held for each in own])

@@ -14,7 +14,7 @@ from minifsdp.fsdp import PrefetchSchedule, RateLimitedSchedule
 from minifsdp.fsdp2.cut import Cut, Rows
 from minifsdp.fsdp2.dtensors import local_of
 from minifsdp.fsdp2.held import Held
-from minifsdp.fsdp2.hooks import State, state_of
+from minifsdp.fsdp2.hooks import ModuleGroup, state_of
 from minifsdp.fsdp2.unit import ParamUnit
 from minifsdp.gloo import reduces_by_all_to_all
 from minifsdp.instruments.watch.description.report import (
@@ -36,26 +36,26 @@ def describe_per_parameter(model: nn.Module, optimizer: OptimizerState) -> Descr
     """
     names = {module: name for name, module in model.named_modules()}
     root = state_of(model)
-    states = [state for state in root.tree() if state.unit is not None]
-    if not states:
+    groups = [group for group in root.tree() if group.unit is not None]
+    if not groups:
         raise ValueError(f"{type(model).__name__} has no parameters, so there is nothing to describe")
-    rows = [_row(names[state.modules[0]] or "root", state, root, optimizer) for state in states]
+    rows = [_row(names[group.modules[0]] or "root", group, root, optimizer) for group in groups]
     warnings = [
         *too_large(rows, "Apply fully_shard to its layers first."),
         *padded(rows, "dimension 0 of its parameters is short, or no multiple of the number of ranks."),
     ]
-    return Description(rows, _predict(root, states, rows), warnings, _unit(states[0]).group.size())
+    return Description(rows, _predict(root, groups, rows), warnings, _unit(groups[0]).group.size())
 
 
-def _row(name: str, state: State, model: State, optimizer: OptimizerState) -> UnitRow:
-    unit = _unit(state)
+def _row(name: str, group: ModuleGroup, model: ModuleGroup, optimizer: OptimizerState) -> UnitRow:
+    unit = _unit(group)
     local = [local_of(p).numel() for p in unit.shards]
     numels = [prod(cut.shape) for cut in unit.cuts]
     buffers, (kept, computed, reduced) = _buffers(unit), _dtypes(unit)
     shares = [n * p.element_size() for n, p in zip(local, unit.shards, strict=True)]
     return UnitRow(
         name=f"{name} ({unit.name})",
-        strategy=_strategy(state, model),
+        strategy=_strategy(group, model),
         parameters=len(numels),
         numel=sum(numels),
         padding=buffers.whole // computed.itemsize - sum(numels),
@@ -65,14 +65,14 @@ def _row(name: str, state: State, model: State, optimizer: OptimizerState) -> Un
         gradient=Gradient(buffers.packed, buffers.reducing, buffers.mean),
         optimizer=optimizer.bytes(n for n, p in zip(shares, unit.shards, strict=True) if p.requires_grad),
         dtypes=(dtype_name(kept), dtype_name(computed), dtype_name(reduced)),
-        resharded=_is_resharded(state, model),
+        resharded=_is_resharded(group, model),
         offloaded=unit.plan.offload,
     )
 
 
-def _unit(state: State) -> ParamUnit:
-    assert state.unit is not None
-    return state.unit
+def _unit(group: ModuleGroup) -> ParamUnit:
+    assert group.unit is not None
+    return group.unit
 
 
 def _dtypes(unit: ParamUnit) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
@@ -82,14 +82,14 @@ def _dtypes(unit: ParamUnit) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
     return kept, computed, unit.plan.reduce or computed
 
 
-def _is_resharded(state: State, model: State) -> bool:
-    is_root = (state.root or model) is state  # only a step decides which module is the root
-    return _unit(state).reshard_after_forward and not (state.decides and is_root)
+def _is_resharded(group: ModuleGroup, model: ModuleGroup) -> bool:
+    is_root = (group.root or model) is group  # only a step decides which module is the root
+    return _unit(group).reshard_after_forward and not (group.decides and is_root)
 
 
-def _strategy(state: State, model: State) -> str:
-    unit = _unit(state)
-    if not _is_resharded(state, model):
+def _strategy(group: ModuleGroup, model: ModuleGroup) -> str:
+    unit = _unit(group)
+    if not _is_resharded(group, model):
         return "kept whole"
     return "resharded" if unit.smaller is None else f"resharded to {unit.smaller.size()}"
 
@@ -114,13 +114,13 @@ def _buffers(unit: ParamUnit) -> Buffers:
     )
 
 
-def _predict(model: State, states: list[State], rows: list[UnitRow]) -> Prediction:
-    buffers = [_buffers(_unit(state)) for state in states]
-    root, blocks = (buffers[0], buffers[1:]) if states[0] is model else (Buffers(0, 0, 0, 0, 0), buffers)
+def _predict(model: ModuleGroup, groups: list[ModuleGroup], rows: list[UnitRow]) -> Prediction:
+    buffers = [_buffers(_unit(group)) for group in groups]
+    root, blocks = (buffers[0], buffers[1:]) if groups[0] is model else (Buffers(0, 0, 0, 0, 0), buffers)
     blocks_rows = rows[len(rows) - len(blocks) :]
     kept = sum(row.whole for row in blocks_rows if not row.resharded)
     resharded = [row.whole for row in blocks_rows if row.resharded]
-    unsharded = root.whole + kept + max(resharded, default=0) + sum(_kept_among_fewer(_unit(s)) for s in states)
+    unsharded = root.whole + kept + max(resharded, default=0) + sum(_kept_among_fewer(_unit(group)) for group in groups)
     schedule = model.engine.schedule if model.engine else model.schedule()
     ahead, limited = 0, isinstance(schedule, RateLimitedSchedule)
     if isinstance(schedule, PrefetchSchedule):
