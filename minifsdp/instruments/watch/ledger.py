@@ -263,7 +263,7 @@ class Ledger:
         known = None if self._has_waited else len(self.events)
         while len(self.events) != known:
             known = len(self.events)
-            time.sleep(0.02)
+            time.sleep(0.01)
         self._has_waited = False
 
     def _stop(self) -> None:
