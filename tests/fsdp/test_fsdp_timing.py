@@ -164,7 +164,7 @@ def measure(settings, steps):
     let_communication_go_first()
     where, rank = torch.device("cpu"), dist.get_rank()
     tokens, targets = data.shard(next(settings.batches()), rank, settings.ranks)
-    trainers = {name: settings.build(name, settings.model(), where) for name in RUNGS}
+    trainers = {name: settings.build(name, where) for name in RUNGS}
     blocked = 0.0
 
     @contextmanager

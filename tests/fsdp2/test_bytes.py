@@ -38,8 +38,7 @@ def measured() -> list[dict[str, int]]:
             if behind:
                 device.command_observers.append(lambda command: None)
                 on_exit.callback(device.command_observers.pop)
-            build = partial(settings.build, name, settings.model(), rank_device())
-            found.append(measure_memory(build, batch, rank_device())["bytes"])
+            found.append(measure_memory(partial(settings.build, name, rank_device()), batch, rank_device())["bytes"])
     return found
 
 

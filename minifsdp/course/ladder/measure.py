@@ -143,10 +143,11 @@ class Settings:
         torch.manual_seed(self.seed)
         return GPT(**self.shape)  # type: ignore[arg-type]
 
-    def build(self, rung: str, model: GPT, where: torch.device, other: str = "") -> Trainer:
-        """A copy of the model on a rung, or on one of its variants."""
+    def build(self, rung: str, where: torch.device, other: str = "", drawn: GPT | None = None) -> Trainer:
+        """A fresh model on a rung, or on one of its variants; a copy of one that has been drawn is there earlier."""
         recipe = self.rung(rung).others[other](self.ranks, self.limit) if other else self.recipe(rung)
-        return build(deepcopy(model).to(where), recipe)
+        model = self.model() if drawn is None else deepcopy(drawn)
+        return build(model.to(where), recipe)
 
     @property
     def others(self) -> list[tuple[str, str]]:
@@ -194,7 +195,7 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
         let_communication_go_first()
     rank, where = dist.get_rank(), rank_device()
     shards = settings.shares(rank, where)
-    model = settings.model()  # for all rungs: to draw its parameters takes ten times as long as to copy them
+    fresh = partial(settings.build, where=where, drawn=settings.model())
     total = len(settings.rungs) * (settings.steps + 2) + len(settings.others)
     done = 0
 
@@ -205,7 +206,7 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
             report((f"{name}: {what}", done, total))
 
     with link or nullcontext():
-        trainers = {name: settings.build(name, model, where) for name in settings.rungs}
+        trainers = {name: fresh(name) for name in settings.rungs}
         records = _train(trainers, shards, where, advance)
         for name in settings.rungs:
             usual = median(records[name]["step_seconds"])
@@ -214,15 +215,11 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
             advance(name, "tracing")
             records[name]["others"] = {}
         for name, other in settings.others:
-            records[name]["others"][other] = log_step(
-                partial(settings.build, name, model, where, other), shards[name][0], link
-            )
+            records[name]["others"][other] = log_step(partial(fresh, name, other=other), shards[name][0], link)
             advance(name, f"{settings.rung(name).varies} = {other}")
         for name in settings.rungs:  # once no other rung's trainer holds memory, and no step is timed any longer
             snapshot = traces / f"snapshot-{name}.pickle" if rank == 0 else None
-            records[name] |= measure_memory(
-                partial(settings.build, name, model, where), shards[name][0], where, snapshot
-            )
+            records[name] |= measure_memory(partial(fresh, name), shards[name][0], where, snapshot)
             records[name]["sent"] = _by_axis(records[name].pop("calls"), settings.recipe(name).mesh, rank)
             advance(name, MEASURING)
     return records
