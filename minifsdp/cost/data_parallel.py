@@ -21,7 +21,7 @@ Backward = Literal["none", "pre", "host", "post"]
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """Numbers of a parameter's dtype per element of it, and bytes per parameter (Adam's count of steps is a float32)."""
+    """Numbers of a parameter's dtype per element of it, and bytes per parameter (Adam counts steps in a float32)."""
 
     per_element: int
     per_tensor: int
