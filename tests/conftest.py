@@ -2,7 +2,8 @@
 
 Of a file the tests stay together, for they share launches; the labs' exercises go lab by lab, notebooks one by one.
 What took longest goes first, so that no worker begins it when the others are done. seconds.json says how long it took;
-`make test-seconds` writes it, with the option `--add-seconds`.
+`make test-seconds` writes it, with the option `--add-seconds`. Each worker imports the tests in another order, so that
+each compiles a part of them, and finds the others' compiled.
 """
 
 import gc
@@ -89,11 +90,22 @@ def known_seconds() -> dict[str, int]:
     return json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Any:
+    """In a folder and in those in it, the second of three workers begins after a third, and so on."""
+    report = yield
+    if isinstance(collector, pytest.Dir) and (worker := getattr(collector.config, "workerinput", None)):
+        first = int(worker["workerid"].removeprefix("gw")) * len(report.result) // worker["workercount"]
+        report.result = report.result[first:] + report.result[:first]
+    return report
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first; a file that is new takes the median."""
+    """The longest first, in the same order for all workers; a file that is new takes the median."""
     seconds = known_seconds()
     usual = median(seconds.values() or [0])
-    items.sort(key=lambda item: -seconds.get(unit(item.nodeid), usual))
+    units = {item: unit(item.nodeid) for item in items}
+    items.sort(key=lambda item: (-seconds.get(units[item], usual), units[item]))
 
 
 class Stopwatch:
@@ -112,7 +124,8 @@ class Stopwatch:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """A launch runs those of a file's checks that have not been deselected."""
+    """A launch runs those of a file's checks that have not been deselected. What has been imported stays."""
+    gc.freeze()  # or pytest would look through it five times at its end, and a fork each time
     for item in session.items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         if {"ranks", "name"} <= params.keys():

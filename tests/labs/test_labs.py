@@ -162,9 +162,14 @@ class TestOtherRightAnswers:
         assert verdict(answer.exercise, answer.source, Variant()) is None
 
 
+@cache
+def numbers_of(exercise: str) -> list[int]:
+    return [number for number, answer in enumerate(WRONG) if answer.exercise == exercise]
+
+
 def wrong_answer(number: int) -> Any:
     exercise = WRONG[number].exercise
-    mine = [each for each, answer in enumerate(WRONG) if answer.exercise == exercise]
+    mine = numbers_of(exercise)
     marks = rest_of(lab_of(exercise), *PARTS, sampled=number == mine[draw(exercise, len(mine))])
     return pytest.param(number, id=wrong_id(number), marks=marks)
 

@@ -66,8 +66,9 @@ def find_reference(exercise: str) -> Reference:
     Raises:
         ValueError: there is no such exercise; the message lists those of its lab.
     """
-    exercise_file(exercise)
-    import_module(f"minifsdp.answers.lab{lab_of(exercise)}")
+    if exercise not in _references:
+        exercise_file(exercise)
+        import_module(f"minifsdp.answers.lab{lab_of(exercise)}")
     return _references[exercise]
 
 

@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -107,6 +108,7 @@ def wrong(exercise: str, words: str) -> Entry:
     return Entry(exercise, words)
 
 
+@cache
 def bare(source: str) -> str:
     """A function without docstring, annotations, asserts and empty lines, and with its signature on one line.
 
