@@ -74,14 +74,15 @@ def train(
     steps: int = 2,
     micros: int = 1,
     between: Callable[[Any, int], None] | None = None,
-    optimizer: Callable[[Any], Any] = lambda params: torch.optim.SGD(params, 0.1, momentum=0.9),
+    optimizer: Callable[[Any], Any] = lambda params: torch.optim.SGD(params, 0.1),
     data: Callable[[int, int], Any] = batch,
     clip: float | None = None,
 ) -> Iterator[tuple[str, Tensor | None]]:
     """Train, and yield losses, gradients and parameters with their names.
 
     Args:
-        steps: by default two, the second from the optimizer's state of the first.
+        steps: by default two, the second from the parameters of the first.
+        optimizer: by default one of a single operator: each costs a DTensor dearly when it is the first of its shape.
         between: called with the model and the micro-batch before each forward.
     """
     stepper = optimizer([p for p in model.parameters() if p.requires_grad])

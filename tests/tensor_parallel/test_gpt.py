@@ -95,7 +95,7 @@ def it_trains_as_one_process_does(options: dict[str, bool], tied: bool) -> None:
     mesh = mesh_of((dist.get_world_size(),), "tp")
     model = parallelize_gpt(gpt(tied=tied), mesh, **options)
     assert (model.head.weight is model.embed.weight) == tied
-    assert_trains_as_one_process(model, optimizer=adamw)
+    assert_trains_as_one_process(model)
 
 
 @check(ranks=2, options=OPTIONS)

@@ -113,8 +113,8 @@ def adamw(params: Any) -> torch.optim.Optimizer:
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:
-    """Of fewer operators, each of which costs a DTensor dearly when it is the first of its shape."""
-    return torch.optim.SGD(params, 0.1, momentum=0.9)
+    """Of one operator: each costs a DTensor dearly when it is the first of its shape."""
+    return torch.optim.SGD(params, 0.1)
 
 
 LIMIT = 0.1  # of norms that are clipped
