@@ -134,14 +134,14 @@ def test_on_ranks(monkeypatch, ranks, name):
 
 def test_other_ranks_and_strategies_go_on_from_it(monkeypatch, tmp_path):
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
-    whole = TrainSettings(**TINY, steps=6)
-    flat, each = tmp_path / "flat" / "step-00000003", tmp_path / "each" / "step-00000003"
+    whole = TrainSettings(**TINY, steps=4)
+    flat, each = tmp_path / "flat" / "step-00000002", tmp_path / "each" / "step-00000002"
 
     def on_two_ranks() -> list[list[float]]:
         expected = losses(whole)
         for folder, strategy in ((flat, "full"), (each, "fsdp2")):
             folder.parent.mkdir(exist_ok=True)
-            losses(replace(whole, steps=3, strategy=strategy, checkpoint=folder.parent))
+            losses(replace(whole, steps=2, strategy=strategy, checkpoint=folder.parent))
         goes_on = [(flat, "no-shard"), (flat, "fsdp2"), (each, "full"), (each, "ddp")]
         return [expected, *(losses(replace(whole, strategy=name), folder) for folder, name in goes_on)]
 
@@ -154,7 +154,7 @@ def test_other_ranks_and_strategies_go_on_from_it(monkeypatch, tmp_path):
     given += launch(on_three_ranks, 3)[0]
     given += launch(losses, 1, replace(whole, ranks=1, strategy="ddp"), flat, inline=True)
     for each in given:
-        assert each[:3] == expected[:3]
+        assert each[:2] == expected[:2]
         assert each == pytest.approx(expected, rel=1e-5)
 
 
@@ -380,7 +380,7 @@ def uninterrupted(monkeypatch):
 
 @pytest.mark.timeout(600)
 def test_killed_in_a_save_it_ends_with_the_same_bits(tmp_path, uninterrupted):
-    kill_and_go_on(tmp_path, 1, uninterrupted(60))
+    kill_and_go_on(tmp_path, 1, uninterrupted(30))
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ SIZES: list[dict[str, Any]] = [
     {"layers": 1, "width": 7},  # rows: on four ranks the last has none of some parameters
     {"layers": 5, "width": 20, "limit": 1},
     {"layers": 5, "width": 20, "limit": 3},
-    {"layers": 2, "width": 9, "limit": 4},  # of more units than there are
+    {"layers": 2, "width": 35, "limit": 4},  # of more units than there are
 ]
 CASES = [(size, "fsdp2", False) for size in SIZES] + [
     (size, "fsdp2-hold", behind) for size in SIZES if "limit" not in size for behind in (False, True)
