@@ -732,7 +732,7 @@ def post_hooks_run_while_backward_is_under_way() -> None:
 @check(what=("root",))
 @check(what=("block before", "block after"), wide=True)
 def compiled(what: str) -> None:
-    """The units' computation becomes graphs; gathers, frees and hooks run as they are. Of two blocks one does for it."""
+    """The units' computation becomes graphs; gathers, frees and hooks run as they are. One of two blocks will do."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     class Block(nn.Module):
