@@ -125,7 +125,7 @@ class Stopwatch:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A launch runs those of a file's checks that have not been deselected. What has been imported stays."""
-    gc.freeze()  # or pytest would look through it five times at its end, and a fork each time
+    gc.freeze()  # or pytest would look through it three times at its end
     for item in session.items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         if {"ranks", "name"} <= params.keys():
