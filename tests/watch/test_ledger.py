@@ -515,19 +515,6 @@ def test_leaves_no_trace() -> None:
     assert ledger.live() == at_exit, "it can still be read, and counts no more"
 
 
-def test_what_is_frozen_in_a_fork_stays_frozen() -> None:
-    """All that the server has imported: else a rank's next collection would look through it, and copy its pages."""
-
-    def frozen() -> tuple[int, int]:
-        before = gc.get_freeze_count()
-        with Ledger():
-            pass
-        return before, gc.get_freeze_count()
-
-    ((before, after),) = launch(frozen, 1)
-    assert after == before > 100_000
-
-
 def test_memory_in_a_reference_cycle_shows_until_the_next_mark() -> None:
     with Ledger() as ledger:
         x: Any = torch.zeros(10)

@@ -221,20 +221,14 @@ _PLAIN = (Tensor, Parameter)  # no subclass: most tensors, for which torch's que
 
 @contextmanager
 def garbage_collected_by_us() -> Iterator[None]:
-    """Allow only explicit garbage collections inside the `with`; they are cheap, since older objects are frozen.
-
-    In a fork of the server all that is imported is frozen already, and stays so: thawed, it would be looked through,
-    and its pages copied, for a third of a second each time.
-    """
-    enabled, is_frozen = gc.isenabled(), gc.get_freeze_count() > 0
-    if not is_frozen:
-        gc.freeze()
+    """Allow only explicit garbage collections inside the `with`; they are cheap, since older objects are frozen."""
+    enabled = gc.isenabled()
+    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        if not is_frozen:
-            gc.unfreeze()
+        gc.unfreeze()
         if enabled:
             gc.enable()
 
