@@ -28,8 +28,10 @@ import torch.distributed as dist
 from commands_in_forks import run_python, start_fork, torchrun
 from torch.utils.data import DataLoader, Dataset
 
+from minifsdp.cost.bubble import bubble
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.course.needs import PICTURES_NEED, RANKS_USE
+from minifsdp.course.workshop.catalogue import all_labs
 from minifsdp.instruments.launch import RankError, answers, launch, local, report
 from minifsdp.instruments.launch.errors import Failure, rank_error
 from minifsdp.instruments.launch.inside import pickled
@@ -39,6 +41,7 @@ from minifsdp.instruments.warm.client import server
 from minifsdp.instruments.warm.needs import RANKS_NEED
 
 LAUNCHER = str(Path(local.__file__).parent)
+NAMED = ("minifsdp.instruments.machine", *(f"minifsdp.answers.lab{lab}" for lab in all_labs()))  # by labs' functions
 
 
 @pytest.fixture(autouse=True)
@@ -112,10 +115,20 @@ def test_preloading_does_not_touch_cuda() -> None:
         trap(torch.cuda, "is_available", "device_count", "current_device", "_lazy_init", "get_device_properties")
         trap(torch.accelerator, "is_available", "current_accelerator", "device_count")
         trap(triton, *[each for each in dir(triton) if each.startswith("has_triton") and "package" not in each])
-        for name in {RANKS_NEED + RANKS_USE + PICTURES_NEED}: __import__(name)
+        for name in {RANKS_NEED + RANKS_USE + PICTURES_NEED + NAMED}: __import__(name)
         assert asked == [], asked
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
+
+
+def test_the_server_imports_our_modules_that_a_function_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or each rank does, in each launch. It leaves the user's alone: they may start threads, and they change."""
+    told: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "prepare", lambda needs=(): told.extend(needs))
+        assert launch(len, 1, [bubble, run_python, "minifsdp.no_such_module"]) == [3]
+    assert bubble.__module__ in told
+    assert not {run_python.__module__, "minifsdp.no_such_module"} & set(told)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")

@@ -16,11 +16,11 @@ import psutil
 
 from minifsdp.instruments.launch.errors import Failure, Kind, RankError, name_cells, rank_error, stuck_stack
 from minifsdp.instruments.launch.rank import Task
-from minifsdp.instruments.launch.start import RankProcess, pack, sources_in_memory, start_rank
+from minifsdp.instruments.launch.start import RankProcess, named_modules, pack, sources_in_memory, start_rank
 from minifsdp.instruments.launch.world import World
 from minifsdp.instruments.system.scratch import scratch_folder
 from minifsdp.instruments.warm.client import GONE, SERVER_OF_RANKS, server
-from minifsdp.instruments.warm.needs import RANKS_USE
+from minifsdp.instruments.warm.needs import RANKS_NEED, RANKS_USE
 
 _INTENDED = "Warning: An unbatched P2P op"  # NCCL's C++ prints it past Python's filters, on each rank, for each peer
 _START_LIMIT = 120.0  # seconds until every rank must be ready
@@ -39,7 +39,7 @@ def run_local(
 ) -> list[Any]:
     """`launch` with processes that it starts; arguments, result and errors as there."""
     payload, environ, sources = pack(fn, args), dict(os.environ), sources_in_memory()
-    server.prepare()
+    server.prepare((*RANKS_NEED, *named_modules(payload)))
     with scratch_folder() as directory:
         ranks: list[RankProcess] = []
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import linecache
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,6 +93,15 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     finally:
         if by_value:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def named_modules(payload: bytes) -> list[str]:
+    """This package's modules that a pickle names: each rank would import them, so the server does.
+
+    Not the user's: they may start threads, and they may have changed since the last launch.
+    """
+    names = {name.decode() for name in re.findall(rb"minifsdp(?:\.\w+)+", payload)}
+    return sorted(names & sys.modules.keys())
 
 
 def sources_in_memory() -> dict[str, list[str]]:
