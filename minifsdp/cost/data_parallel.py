@@ -21,17 +21,20 @@ Backward = Literal["none", "pre", "host", "post"]
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """Numbers of a parameter's dtype per element of it, and bytes per parameter (Adam counts steps in a float32)."""
+    """Bytes of state per element of a parameter, and per parameter (Adam counts its steps in a float32)."""
 
     per_element: int
     per_tensor: int
 
-    def bytes(self, sizes: Iterable[int]) -> int:
-        """The state for parameters of so many bytes each."""
-        return sum(self.per_element * size + self.per_tensor for size in sizes)
+    def bytes(self, numels: Sequence[int]) -> int:
+        return sum(self.per_element * numel + self.per_tensor for numel in numels)
+
+    def of_sizes(self, sizes: Iterable[int]) -> int:
+        """As `bytes`, for parameters of so many bytes each; their states have their dtype."""
+        return sum(self.per_element * size // 4 + self.per_tensor for size in sizes)
 
 
-SGD, MOMENTUM, ADAM, AMSGRAD = OptimizerState(0, 0), OptimizerState(1, 0), OptimizerState(2, 4), OptimizerState(3, 4)
+SGD, MOMENTUM, ADAM, AMSGRAD = OptimizerState(0, 0), OptimizerState(4, 0), OptimizerState(8, 4), OptimizerState(12, 4)
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Setting:
 
     def shard_state(self, buffers: Sequence[int]) -> int:
         """Bytes of optimizer state for a shard of each padded buffer (bytes); an empty root has none."""
-        return self.optimizer.bytes(size // self.ranks for size in buffers if size)
+        return self.optimizer.bytes([size // self.ranks // self.itemsize for size in buffers if size])
 
 
 def buckets(numels: Sequence[int], cap_bytes: int, itemsize: int = 4) -> list[int]:
@@ -95,9 +98,8 @@ def buckets(numels: Sequence[int], cap_bytes: int, itemsize: int = 4) -> list[in
 
 def ddp(numels: Sequence[int], setting: Setting, staging: int = 0) -> Bytes:
     """Everything on every rank; `staging`: the largest bucket (elements) that gradients are copied through, if any."""
-    sizes = [setting.itemsize * numel for numel in numels]
-    psi = sum(sizes)
-    return Bytes(psi, psi, setting.optimizer.bytes(sizes), 0, psi + setting.itemsize * staging)
+    psi = setting.itemsize * sum(numels)
+    return Bytes(psi, psi, setting.optimizer.bytes(numels), 0, psi + setting.itemsize * staging)
 
 
 def padded_buckets(numels: Sequence[int], cap_bytes: int, setting: Setting, apart: Sequence[int] = ()) -> list[int]:

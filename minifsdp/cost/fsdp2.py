@@ -64,12 +64,12 @@ def fsdp2(
         holds: buffers that another stream reads last are kept until their own stream allocates the next.
         inside: what a unit's own last collective in backward receives, less the gradients that come after it.
     """
-    local = [setting.itemsize * kept_by_rank(shape, setting) for unit in units for shape in unit]
+    local = [kept_by_rank(shape, setting) for unit in units for shape in unit]
     root, *blocks = [Buffers.of(unit, setting) for unit in units]
     early = setting.itemsize * sum(map(prod, units[0][len(units[0]) - head :]))
     peak = max(level.bytes for level in gradient_moments(root, blocks, early, ahead, limited, holds, inside))
     return Bytes(
-        sum(local),
+        setting.itemsize * sum(local),
         sum(unit.mean for unit in (root, *blocks)),
         setting.optimizer.bytes(local),
         root.whole + max((block.whole for block in blocks), default=0),

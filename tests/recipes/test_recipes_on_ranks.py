@@ -24,6 +24,7 @@ from torch.optim import AdamW
 from minifsdp import comm
 from minifsdp.build import LEARNING_RATE, build
 from minifsdp.clip_grad import clip_grad_norm_
+from minifsdp.cost.data_parallel import OptimizerState
 from minifsdp.cost.model import gpt
 from minifsdp.cost.peak import peak
 from minifsdp.cost.total import cost
@@ -44,6 +45,7 @@ check = Checks(__name__)
 
 SIZES: dict[str, Any] = {"vocabulary": 61, "width": 24, "layers": 4, "heads": 4, "context": 8}
 ROWS = 16
+DOUBLE: dict[str, Any] = {"itemsize": 8, "optimizer": OptimizerState(16, 4)}  # float64 and AdamW's two of it
 
 
 def in_some_order(recipes: Sequence[str]) -> tuple[str, ...]:
@@ -128,7 +130,7 @@ def holds_and_sends_what_is_predicted(recipe: Recipe, context: int = SIZES["cont
     rank, where = dist.get_rank(), rank_device()
     rows = torch.zeros(ROWS // recipe.mesh.dp, context, dtype=torch.int64, device=where)
     found = measure_memory(lambda: build(model().to(where).double(), recipe), (rows, rows), where)
-    setting = replace(closed_form_setting(dist.get_world_size()), batch=ROWS, context=context, itemsize=8)
+    setting = replace(closed_form_setting(dist.get_world_size()), batch=ROWS, context=context, **DOUBLE)
     numbers = gpt(**SIZES)
     predicted = asdict(cost(numbers, recipe, rank, setting))
     assert {key: found["bytes"][key] for key in predicted} == predicted

@@ -57,7 +57,7 @@ def _row(name: str, instance: FullyShardedDataParallel, optimizer: OptimizerStat
         whole=0 if unit.unsharded.is_shard else size * unit.unsharded.full.element_size(),
         rank=shard.numel() * item,
         gradient=_gradient(unit, instance.mixed_precision.keep_low_precision_grads) if any(trained) else _NONE,
-        optimizer=optimizer.bytes(n * item for n in held),
+        optimizer=optimizer.of_sizes(n * item for n in held),
         dtypes=(dtype_name(shard.dtype), dtype_name(unit.unsharded.full.dtype), dtype_name(unit.gradient_dtype)),
         resharded=unit.reshard_after_forward,
         offloaded=instance.cpu_offload.offload_params,

@@ -63,7 +63,7 @@ def _row(name: str, group: ModuleGroup, model: ModuleGroup, optimizer: Optimizer
         whole=buffers.whole,
         rank=sum(shares),
         gradient=Gradient(buffers.packed, buffers.reducing, buffers.mean),
-        optimizer=optimizer.bytes(n for n, p in zip(shares, unit.shards, strict=True) if p.requires_grad),
+        optimizer=optimizer.of_sizes(n for n, p in zip(shares, unit.shards, strict=True) if p.requires_grad),
         dtypes=(dtype_name(kept), dtype_name(computed), dtype_name(reduced)),
         resharded=_is_resharded(group, model),
         offloaded=unit.plan.offload,

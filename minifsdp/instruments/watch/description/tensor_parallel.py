@@ -44,7 +44,7 @@ def _row(name: str, own: dict[str, nn.Parameter], optimizer: OptimizerState) -> 
         whole=sum(p.nbytes for p in own.values()),
         rank=sum(part.nbytes for part in parts),
         gradient=Gradient(gradient, 0, gradient),
-        optimizer=optimizer.bytes(part.nbytes for part in trained),
+        optimizer=optimizer.of_sizes(part.nbytes for part in trained),
         dtypes=(dtype, dtype, dtype),
         resharded=False,
         offloaded=False,
