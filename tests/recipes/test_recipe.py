@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from minifsdp.build import build, sizes_of
 from minifsdp.cost.bubble import bubble
-from minifsdp.cost.data_parallel import Setting
+from minifsdp.cost.data_parallel import Bytes, OptimizerState, Setting, ddp, fsdp, zero1, zero2
 from minifsdp.cost.faults import fault
 from minifsdp.cost.model import gpt
 from minifsdp.cost.total import cost
@@ -128,6 +128,19 @@ def test_of_hybrid_sharding_neighbours_share_a_copy() -> None:
         "dp",
         "",
     ]
+
+
+def test_of_mixed_precision_the_state_is_twelve_bytes_an_element() -> None:
+    """ZeRO's example (arXiv 1910.02054, section 3.1): parameters and gradients of two bytes, and K = 12."""
+    setting, psi, ranks = Setting(4, itemsize=2, optimizer=OptimizerState(12, 0)), 1000, 4
+
+    def total(found: Bytes) -> float:
+        return (found.parameters + found.gradients + found.optimizer) / psi
+
+    assert total(ddp([psi], setting)) == 2 + 2 + 12
+    assert total(zero1([psi], psi, setting)) == 2 + 2 + 12 / ranks
+    assert total(zero2([psi], psi, setting)) == 2 + (2 + 12) / ranks
+    assert total(fsdp([[psi]], setting)) == (2 + 2 + 12) / ranks
 
 
 @pytest.mark.parametrize("tied", [False, True])
