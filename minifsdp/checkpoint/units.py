@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
 
-from minifsdp.checkpoint.forms import StateDictType
 from minifsdp.comm import Group
 from minifsdp.contents import Contents
 from minifsdp.flat_param import Place
@@ -19,7 +19,7 @@ class View(Protocol):
 
 
 class Unit(Protocol):
-    """Parameters in one flat buffer, of which `shards` are this rank's part."""
+    """A flat buffer of parameters; `shards` are this rank's parts of it."""
 
     contents: Contents
     shards: list[nn.Parameter]
@@ -36,8 +36,14 @@ class Unit(Protocol):
 
 
 class Wrapper(nn.Module):
-    """A module around another one, and the unit of its parameters."""
+    """A module around another one, and the unit of its parameters.
 
+    Attributes:
+        state_dict_type: takes a model, a type and its configuration; inside the `with`, the wrappers in the model
+            give and take state dicts of this type.
+    """
+
+    state_dict_type: ClassVar[Callable[..., AbstractContextManager[None]]]
     process_group: Group
     sharding_strategy: Any
     _groups: Any
@@ -45,13 +51,6 @@ class Wrapper(nn.Module):
     _unit: Unit | None
     _use_orig_params: bool
     _summoned: Any  # not None while the parameters are whole
-
-    @staticmethod
-    def state_dict_type(
-        module: nn.Module, state_dict_type: StateDictType, state_dict_config: Any = None
-    ) -> AbstractContextManager[None]:
-        """Inside the `with`, the wrappers in `module` give and take state dicts of this type."""
-        raise NotImplementedError
 
     @property
     def _places(self) -> list[Place]:

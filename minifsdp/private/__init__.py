@@ -276,11 +276,10 @@ def leave_uncompiled(modules: Iterable[str]) -> None:
 
     from torch._dynamo import trace_rules  # takes seconds, as it would for any of torch's optimizers
 
-    *others, last = modules
     with patch.object(trace_rules, "_recompile_re"):  # of all names at once, below: it takes a millisecond
-        for name in others:
+        for name in modules:
             trace_rules.add(name)
-    trace_rules.add(last)
+    trace_rules._recompile_re()
 
 
 # Process groups

@@ -100,6 +100,7 @@ def model() -> GPT:
 @check(ranks=8, recipe=ON_EIGHT)
 @check(ranks=8, recipe=TWO_AXES_ON_EIGHT, slow=(8,))
 def trains_what_one_process_trains_and_holds_and_sends_what_is_predicted(recipe: str) -> None:
+    """Both in float64: DTensors' first operators of a dtype take longer than all later steps."""
     parsed = Recipe.parse(recipe)
     trains_what_one_process_trains(parsed)
     holds_and_sends_what_is_predicted(parsed)  # once its process groups are there

@@ -144,7 +144,7 @@ class Settings:
         return GPT(**self.shape)  # type: ignore[arg-type]
 
     def build(self, rung: str, where: torch.device, other: str = "", drawn: GPT | None = None) -> Trainer:
-        """A fresh model on a rung, or on one of its variants; a copy of one that has been drawn is there earlier."""
+        """A fresh model on a rung, or on one of its variants; a copy of `drawn`, if given, is made faster."""
         recipe = self.rung(rung).others[other](self.ranks, self.limit) if other else self.recipe(rung)
         model = self.model() if drawn is None else deepcopy(drawn)
         return build(model.to(where), recipe)
