@@ -68,10 +68,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """A test that fails ends what it has started, and all that this has started."""
     report = yield
     if report.failed and call.when == "call":
+        killed = []
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
-                if process.create_time() >= call.start - 1:  # by the kernel's clock, which is not quite this one
+                if process.create_time() >= call.start - 1.1:  # counted from a boot in whole seconds, by ticks
                     process.kill()
+                    killed.append(process)
+        psutil.wait_procs(killed, timeout=10)  # a signal that is sent has not ended anything yet
     return report
 
 
