@@ -171,7 +171,8 @@ class Settings:
 
 
 def train_alone(settings: Settings) -> list[float]:
-    """Train in one process on the whole batch; return the loss of each step."""
+    """Train in one process on the whole batch; report once at the start; return the loss of each step."""
+    report("started")
     share_cores(settings.ranks)  # as many threads as a rank has, so that kernels sum in the same order
     where = rank_device()
     trainer = plain(settings.model().to(where))

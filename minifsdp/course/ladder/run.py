@@ -119,12 +119,12 @@ def run(request: Request, progress: Progress) -> dict[str, Any] | None:
     def heard(_: int, what: tuple[str, int, int]) -> None:
         progress(*what)
         if what[0].endswith(MEASURING) and not lanes:  # no step is timed any longer, and here is time
-            pictures.prepare()
             lanes.update((name, read_trace(staging / f"trace-{name}.json")) for name in settings.rungs)
 
     progress("one process", 0, 1)
     where: Any = {"timeout": TIME_LIMIT, "backend": request.world.backend, "share_gpu": request.world.shares_gpu}
-    reference = launch(train_alone, 1, settings, **where)[0]
+    meanwhile: Any = {"on_report": lambda *_: pictures.prepare()}  # no step is timed, and one process leaves cores idle
+    reference = launch(train_alone, 1, settings, **meanwhile, **where)[0]
     with scratch_folder() as staging:
         ranks = launch(
             run_rungs,
