@@ -181,16 +181,16 @@ def reason(error: Exception) -> str:
 
 def stale(source: Path) -> list[str]:
     """What is wrong with the notebook of a source."""
-    path = notebook_of(source)
+    path, cure = notebook_of(source), f"run python labs/build.py {lab_of_file(source.name)}"
     if not path.exists():
-        return [f"{path.name} is missing: run make labs"]
+        return [f"{path.name} is missing: {cure}"]
     notebook = nbformat.read(path, as_version=4)
     problems = []
     if inputs(notebook) != inputs(convert(source)):
-        problems.append(f"{path.name} is not what {source.name} says: run make labs")
+        problems.append(f"{path.name} is not what {source.name} says: {cure}")
     never = [cell.id for cell in notebook.cells if cell.cell_type == "code" and cell.execution_count is None]
     if never:
-        problems.append(f"{path.name} has cells that were never run ({', '.join(never)}): run make labs")
+        problems.append(f"{path.name} has cells that were never run ({', '.join(never)}): {cure}")
     return problems
 
 

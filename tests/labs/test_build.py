@@ -188,8 +188,8 @@ class TestSmallLab:
         shutil.copy(notebook, labs.folder / "lab78_other.ipynb")
         write_lab(labs.folder, "lab79_new", SOURCE)
         assert labs.build("--check").problems == [
-            "lab77_small.ipynb has cells that were never run (cell-001): run make labs",
-            "lab79_new.ipynb is missing: run make labs",
+            "lab77_small.ipynb has cells that were never run (cell-001): run python labs/build.py 77",
+            "lab79_new.ipynb is missing: run python labs/build.py 79",
             "lab78_other.ipynb has no source in a folder of labs/",
             "labs/README.md has stale tables: run make labs",
             "no cell of lab 77 has the tag C2",
@@ -197,7 +197,7 @@ class TestSmallLab:
         ]
         write_lab(labs.folder, "lab77_small", SOURCE.replace("print(2)", "print(3)"))
         problems = labs.build("--check", "77").problems
-        assert problems[0] == "lab77_small.ipynb is not what lab77_small.py says: run make labs"
+        assert problems[0] == "lab77_small.ipynb is not what lab77_small.py says: run python labs/build.py 77"
 
     @pytest.mark.parametrize(
         ("line", "said"),
