@@ -55,8 +55,13 @@ def build(model: GPT, recipe: Recipe) -> Trainer:
         recipe: for as many ranks as there are.
 
     Raises:
+        TypeError: it is another model, or no recipe.
         ValueError: the recipe is for another number of ranks, or the model cannot be divided so (cost/faults.py).
     """
+    if not isinstance(model, GPT):
+        raise TypeError(f"a recipe divides minifsdp.gpt.GPT, not {type(model).__name__}: use the wrappers themselves")
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"{recipe!r} is of type {type(recipe).__name__}: give a Recipe, such as Recipe.parse('dp=2')")
     if found := fault(sizes_of(model), recipe):
         raise ValueError(f"{recipe}: {found}")
     meshes = _meshes_of(recipe, model.norm.weight.device.type)

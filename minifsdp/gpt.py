@@ -95,10 +95,7 @@ class GPT(nn.Module):
         Raises:
             ValueError: the sequences are longer than the model's context.
         """
-        length, longest = tokens.shape[1], self.position.num_embeddings
-        if length > longest:
-            raise ValueError(f"sequences of {length} tokens in a model with context {longest}: shorten them")
-        x = self.embed(tokens) + self.position(torch.arange(length, device=tokens.device))
+        x = embedded(tokens, self.embed, self.position)
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x)).flatten(0, 1)
@@ -125,12 +122,29 @@ class GPTStage(nn.Module):
             self.norm, self.head = model.norm, model.head
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [b, s] in the first stage, else activations [b, s, h] -> activations; in the last logits [b, s, V]."""
+        """Tokens [b, s] in the first stage, else activations [b, s, h] -> activations; in the last logits [b, s, V].
+
+        Raises:
+            ValueError: the sequences are longer than the model's context.
+        """
         if self.is_first:
-            x = self.embed(x) + self.position(torch.arange(x.shape[1], device=x.device))
+            x = embedded(x, self.embed, self.position)
         for block in self.blocks.values():
             x = block(x)
         return self.head(self.norm(x)) if self.is_last else x
+
+
+def embedded(tokens: Tensor, embed: nn.Embedding, position: nn.Embedding) -> Tensor:
+    """[batch, context] -> [batch, context, width].
+
+    Raises:
+        ValueError: the sequences are longer than the model's context.
+    """
+    length, longest = tokens.shape[1], position.num_embeddings
+    if length > longest:
+        raise ValueError(f"sequences of {length} tokens in a model with context {longest}: shorten them")
+    x: Tensor = embed(tokens) + position(torch.arange(length, device=tokens.device))
+    return x
 
 
 def blocks_of(model: GPT | GPTStage) -> list[Block]:

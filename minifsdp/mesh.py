@@ -8,6 +8,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from minifsdp.words import check, check_kinds
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -42,6 +44,7 @@ class Mesh:
     axes: tuple[str, ...] = AXES
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         for axis in AXES:
             if self.size(axis) < 1:
                 raise ValueError(f"{axis}={self.size(axis)}: an axis has at least 1 rank")
@@ -55,6 +58,7 @@ class Mesh:
 
     def size(self, axis: str) -> int:
         """The number of ranks on an axis."""
+        check("axis", axis, AXES)
         return getattr(self, axis)  # type: ignore[no-any-return]
 
     @property
@@ -107,9 +111,16 @@ class Mesh:
         Args:
             device_type: "cpu" or "cuda".
             also: axes that are wanted even if they have one rank; "replicate": both dimensions of "dp", likewise.
+
+        Raises:
+            ValueError: there is another number of ranks, or no such axis.
         """
         from minifsdp.comm import world
 
+        for axis in also:
+            check("also", axis, (*AXES, "replicate"))
+        if self.ranks != world().size() and (self.divided or also):
+            raise ValueError(f"{self} has {self.ranks} ranks, and there are {world().size()}: choose other sizes")
         made = _made.setdefault(world(), {})
         key = self, device_type, tuple(also)
         if key not in made:
@@ -126,6 +137,8 @@ class Mesh:
         dims = {axis: {axis: self.size(axis)} for axis in self.axes if axis in {*self.divided, *also}}
         if self.replicate > 1 or "replicate" in also:
             dims["dp"] = {"replicate": self.replicate, "shard": self.dp // self.replicate}
+        if not dims:
+            return {}
         sizes = {name: size for of_axis in dims.values() for name, size in of_axis.items()}
         with unwatched():  # tables of ranks are no part of a model
             ranks = torch.arange(self.ranks).view(*sizes.values())

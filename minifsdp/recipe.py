@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minifsdp.mesh import Mesh
-from minifsdp.words import check, made, named, refuse_idle, said, split, words_of
+from minifsdp.words import check, check_kinds, made, named, refuse_idle, said, split, words_of
 
 if TYPE_CHECKING:
     from minifsdp.pipeline.actions import Plan
@@ -61,11 +61,16 @@ class DataParallel:
     precision: str = "fp32"
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         check("data", self.kind, SCHEDULES)
         check("schedule", self.when, SCHEDULES[self.kind])
         check("precision", self.precision, PRECISIONS)
         if self.precision != "fp32" and not self.shards_parameters:
             raise ValueError(f"precision={self.precision} with data={self.kind}: choose fsdp or fsdp2, which convert")
+        if self.limit < 1:
+            raise ValueError(f"limit={self.limit}: the unit that computes has to be gathered; choose 1 or more")
+        if self.depth is not None and self.depth < 0:
+            raise ValueError(f"depth={self.depth}: choose 0, for no unit ahead, or more")
         refuse_idle(self, f"data={self.kind} and schedule={self.when}")
 
     @property
@@ -102,6 +107,7 @@ class TensorParallel:
     regather: bool = False
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         if self.regather and not self.sequence:
             raise ValueError("regather without sequence: inputs are whole on every rank, and nothing is gathered")
 
@@ -121,6 +127,7 @@ class PipelineParallel:
     micro: int = 0
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         check("order", self.order, ORDERS)
         if self.stages < 1 or self.micro < 0:
             raise ValueError(f"stages={self.stages}, micro={self.micro}: there is at least 1 of each")
@@ -139,6 +146,7 @@ class Recipe:
     """A mesh and what is divided on its axes; None: nothing, and the axis has one rank.
 
     Raises:
+        TypeError: a part is of another class.
         ValueError: an axis has several ranks that divide nothing.
     """
 
@@ -148,6 +156,9 @@ class Recipe:
     pipeline: PipelineParallel | None = None
 
     def __post_init__(self) -> None:
+        for (name, part), kind in zip(vars(self).items(), _PARTS, strict=True):
+            if not isinstance(part, kind) and (part is not None or kind is Mesh):
+                raise TypeError(f"{name}={part!r}: give a {kind.__name__}, or a recipe as text to Recipe.parse")
         for axis in self.mesh.divided:
             if axis in _TO_COME:
                 raise ValueError(f"{axis}={self.mesh.size(axis)}: {_TO_COME[axis]} parallelism is not supported yet")
@@ -200,8 +211,11 @@ class Recipe:
         """A recipe from what it prints; an axis with several ranks divides what is usual unless it is said.
 
         Raises:
+            TypeError: it is no text.
             ValueError: a word is unknown, or a value impossible.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r} is of type {type(text).__name__}: give a recipe as text, such as dp=2,zero=1")
         given: dict[str, str] = {}
         for name, value in map(named, split(text)):
             if name in given:

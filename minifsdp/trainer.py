@@ -39,11 +39,19 @@ class Trainer:
 
         Args:
             tokens, targets: this rank's rows, int64 [rows, context], on its device: the same ones for all ranks of a
-                replica, and as many for each replica, since means of replicas count alike; in a pipeline, a multiple
-                of the micro-batches.
+                replica, and as many for each replica, since means of replicas count alike, as do those of a
+                pipeline's micro-batches; in a pipeline, a multiple of the micro-batches. Targets that the loss ignores
+                (-100) are left out of these means, which then have different numbers of tokens.
             tell: hears "forward", "backward" and "optimizer", a pipeline's actions, such as "0F1", and "rest" before
                 `zero_grad`.
+
+        Raises:
+            ValueError: there are no rows, or not a target for each token.
         """
+        if tokens.shape != targets.shape:
+            raise ValueError(f"tokens {[*tokens.shape]} with targets {[*targets.shape]}: give a target for each token")
+        if not tokens.numel():
+            raise ValueError(f"tokens {[*tokens.shape]}: the mean over no tokens is nan; give every rank a row or more")
         loss = (self.passes or self._one_after_the_other)(tokens, targets, tell)
         with phase("optimizer", tell):
             self.optimizer.step()

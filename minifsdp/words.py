@@ -8,6 +8,7 @@ from dataclasses import Field, fields
 from typing import Any
 
 _NAMES = {"kind": "data"}  # of fields whose words differ
+_KINDS = {int: "a whole number", bool: "True or False", str: "a string", tuple: "a tuple of strings"}
 
 
 def words_of(part: type) -> dict[str, Field[Any]]:
@@ -20,7 +21,7 @@ def split(text: str) -> list[str]:
     Raises:
         ValueError: words are not separated by commas.
     """
-    words = [re.sub(r"\s*=\s*", "=", word.strip()) for word in text.split(",")]
+    words = [re.sub(r"\s*([=/])\s*", r"\1", word.strip()) for word in text.split(",")]
     if blank := next((word for word in words if len(word.split()) > 1), ""):
         raise ValueError(f"{blank}: separate words by commas, as in {','.join(blank.split())}")
     return [word for word in words if word]
@@ -30,9 +31,11 @@ def named(word: str) -> tuple[str, str]:
     """A word's name and value.
 
     Raises:
-        ValueError: the value is left out.
+        ValueError: the name or the value is left out.
     """
     name, equals, value = word.partition("=")
+    if not name:
+        raise ValueError(f"{word} has no name: write one before it, as in dp=2")
     if equals and not value:
         raise ValueError(f"{word} has no value: write one behind it, or leave the word out")
     return name, value if equals else "yes"
@@ -49,6 +52,18 @@ def made(part: Any, words: Mapping[str, str]) -> Any:
     if idle := [word for word in getattr(found, "idle", ()) if word in words]:
         raise ValueError(f"{idle[0]}={words[idle[0]]} has no effect with {','.join(said(found, True))}: leave it out")
     return found
+
+
+def check_kinds(part: Any) -> None:
+    """
+    Raises:
+        TypeError: a value is not of the kind of its field's default.
+    """
+    for word, each in words_of(type(part)).items():
+        value, usual = getattr(part, each.name), each.default
+        kind = int if usual is None else type(usual)
+        if value is not usual and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise TypeError(f"{word}={value!r} is of type {type(value).__name__}: give {_KINDS[kind]}")
 
 
 def refuse_idle(part: Any, where: str) -> None:

@@ -51,6 +51,7 @@ def fsdp2(
     ahead: int,
     limited: bool,
     holds: bool,
+    reshard: bool = True,
     inside: int = 0,
 ) -> Bytes:
     """Parameters, gradients and optimizer state sharded, a parameter at a time.
@@ -62,17 +63,20 @@ def fsdp2(
         ahead: how many units are gathered ahead of the one that computes, in forward and in backward.
         limited: a free lets another be gathered, so that `ahead + 1` are whole or on their way at all times.
         holds: buffers that another stream reads last are kept until their own stream allocates the next.
+        reshard: units are freed after forward; otherwise no backward gathers, and the limit, which counts the units
+            that will be freed, lets forward gather all of them at once.
         inside: what a unit's own last collective in backward receives, less the gradients that come after it.
     """
     local = [kept_by_rank(shape, setting) for unit in units for shape in unit]
     root, *blocks = [Buffers.of(unit, setting) for unit in units]
     early = setting.itemsize * sum(map(prod, units[0][len(units[0]) - head :]))
-    peak = max(level.bytes for level in gradient_moments(root, blocks, early, ahead, limited, holds, inside))
+    peak = max(level.bytes for level in gradient_moments(root, blocks, early, ahead, limited, holds, reshard, inside))
+    whole = [block.whole for block in blocks]
     return Bytes(
         setting.itemsize * sum(local),
         sum(unit.mean for unit in (root, *blocks)),
         setting.optimizer.bytes(local),
-        root.whole + max((block.whole for block in blocks), default=0),
+        root.whole + (max(whole, default=0) if reshard else sum(whole)),
         peak,
     )
 
@@ -98,23 +102,31 @@ class Level(NamedTuple):
 
 
 def gradient_moments(
-    root: Buffers, blocks: Sequence[Buffers], early: int, ahead: int, limited: bool, holds: bool, inside: int = 0
+    root: Buffers,
+    blocks: Sequence[Buffers],
+    early: int,
+    ahead: int,
+    limited: bool,
+    holds: bool,
+    reshard: bool = True,
+    inside: int = 0,
 ) -> Iterator[Level]:
     """The moments of a step at which there may be most."""
-    window = ahead + limited
+    window = ahead + limited if reshard or not limited else len(blocks)
     yield Level("forward", 0, root.whole + _whole(blocks[: max(1, window)]))
     for place in range(len(blocks)):
         yield Level("forward", place + 1, _whole(blocks[place : place + max(ahead + 1, window)]))
     means = under_way = 0
     backwards = blocks[::-1]
+    again = backwards if reshard else []  # what backward gathers
     for place, unit in enumerate(backwards):
         number = len(blocks) - place
         # not copied out yet
-        yield Level("begin", number, early + means + under_way + _whole(backwards[place : place + 1 + ahead]))
-        ahead_of_it = _whole(backwards[place + 1 : place + 1 + ahead])
+        yield Level("begin", number, early + means + under_way + _whole(again[place : place + 1 + ahead]))
+        ahead_of_it = _whole(again[place + 1 : place + 1 + ahead])
         yield Level("inside", number, early + means + under_way + unit.leaves + inside + ahead_of_it)
         held = unit.packed if holds else 0
-        gathers = _whole(backwards[place + 1 : place + 1 + window])
+        gathers = _whole(again[place + 1 : place + 1 + window])
         # freed, its gradient complete
         yield Level("end", number, early + means + under_way + unit.leaves + held + gathers)
         if place:  # the reduction before it is waited for

@@ -63,7 +63,17 @@ class Model:
 
 
 def gpt(vocabulary: int, width: int, layers: int, heads: int, context: int, tied: bool = False) -> Model:
-    """A GPT of these sizes (minifsdp/gpt.py); `tied`: the head has the embedding's weight, which counts once."""
+    """A GPT of these sizes (minifsdp/gpt.py); `tied`: the head has the embedding's weight, which counts once.
+
+    Raises:
+        ValueError: there is no such GPT.
+    """
+    sizes = {"vocabulary": vocabulary, "width": width, "layers": layers, "heads": heads, "context": context}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} = {size}: a GPT needs at least 1")
+    if width % heads:
+        raise ValueError(f"width {width} cannot be divided into {heads} heads: choose a divisor of {width}")
     norm = {"weight": (width,), "bias": (width,)}
     norms = {part: {f"{part}.{name}": shape for name, shape in norm.items()} for part in ("norm1", "norm2", "norm")}
     layer = {"qkv": (3 * width, width), "out": (width, width), "up": (4 * width, width), "down": (width, 4 * width)}

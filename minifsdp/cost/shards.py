@@ -151,15 +151,19 @@ def _fsdp2(stage: Model, data: DataParallel, setting: Setting) -> Shards:
         key = "inside" if when == "begin" else when, unit
         levels[key] = max(size, levels.get(key, 0))
 
+    def whole(unit: int, is_over: bool = False) -> int:
+        """Of the root, and of the block that computes; without resharding, also of all before it."""
+        first = unit - 1 if data.reshard else 0
+        return root.whole + sum(block.whole for block in blocks[max(0, first) : max(0, unit - is_over)])
+
     def forward(unit: int) -> int:
-        whole = blocks[unit - 1].whole if 0 < unit <= every else 0
-        return root.whole + whole + levels.get(("forward", unit), 0)
+        return whole(unit) + levels.get(("forward", unit), 0)
 
     def backward(moment: Moment) -> int:
         unit = moment.unit
         if unit > every:  # after the blocks
-            return root.whole + early + sum(block.whole for block in blocks[max(0, every - 1 - how["ahead"]) :])
-        whole = blocks[unit - 1].whole if unit > 0 and not moment.is_over else 0
-        return root.whole + whole + levels["end" if moment.is_over else "inside", unit]
+            ahead = blocks[max(0, every - 1 - how["ahead"]) :] if data.reshard else []
+            return whole(unit) + early + sum(block.whole for block in ahead)
+        return whole(unit, moment.is_over) + levels["end" if moment.is_over else "inside", unit]
 
     return Shards(forward, backward, root.mean + sum(block.mean for block in blocks))

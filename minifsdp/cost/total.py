@@ -57,6 +57,10 @@ def divide(model: Model, recipe: Recipe, rank: int, setting: Setting) -> Divided
     """Stages, and parts of them; arguments and errors as for `cost`."""
     if found := fault(model, recipe) or unpredicted(model, recipe):
         raise ValueError(f"{recipe}: {found}")
+    if recipe.divided and not 0 <= rank < recipe.mesh.ranks:
+        raise ValueError(f"{recipe}: rank {rank} of {recipe.mesh.ranks} ranks: choose 0 to {recipe.mesh.ranks - 1}")
+    if found := _too_long(model, recipe, setting.context):
+        raise ValueError(f"{recipe}: {found}")
     replicas, micros = recipe.mesh.dp, recipe.micro_batches
     if setting.batch % (replicas * micros):
         raise ValueError(
@@ -77,6 +81,16 @@ def divide(model: Model, recipe: Recipe, rank: int, setting: Setting) -> Divided
     over["shard"] = replace(setting, ranks=shards, rank=mesh.place(rank, "dp") % shards)
     rows = setting.batch // replicas // micros
     return Divided(every, parts, cut, _sizes(model, parts[-1], rows, setting), over)
+
+
+def _too_long(model: Model, recipe: Recipe, length: int) -> str:
+    """Why there are no sequences of this length, with the cure; empty: there are."""
+    context, _ = model.root["position.weight"]
+    if not 0 <= length <= context:
+        return f"sequences of {length} tokens in a model with context {context}: choose 1 to {context}, or 0 for all"
+    if recipe.tensor is not None and recipe.tensor.sequence and length % recipe.mesh.tp:
+        return f"{length} tokens cannot be shared by {recipe.mesh.tp} ranks: choose a multiple of {recipe.mesh.tp}"
+    return ""
 
 
 def cost(model: Model, recipe: Recipe, rank: int, setting: Setting) -> StepBytes:
@@ -101,7 +115,8 @@ def cost(model: Model, recipe: Recipe, rank: int, setting: Setting) -> StepBytes
 def _sizes(model: Model, last: Model, rows: int, setting: Setting) -> Sizes:
     """Of a micro-batch; `last` has this rank's part of the head, if the rank has one."""
     (vocabulary, width), (context, _) = model.root["embed.weight"], model.root["position.weight"]
-    vocabulary, _ = last.root.get("head.weight", (vocabulary, width))
+    of_head = "head.weight" if "head.weight" in last.root else "embed.weight"  # tied: the embedding's
+    vocabulary, _ = last.root.get(of_head, (vocabulary, width))
     return Sizes(
         rows, setting.context or context, width, model.heads, vocabulary, setting.itemsize, setting.runs_behind
     )
@@ -143,7 +158,7 @@ def of_fsdp(data: DataParallel) -> dict[str, Any]:
     by_name: dict[str, dict[str, Any]] = {
         "sync": {},
         "overlap": {"reductions": 1},
-        "prefetch": {"reductions": None, **ahead},
+        "prefetch": {"reductions": data.depth, **ahead},
         "limit": {"reductions": 1, "limit": data.limit, **ahead},
     }
     return by_name[data.when]
@@ -153,7 +168,8 @@ def of_fsdp2(data: DataParallel, setting: Setting) -> dict[str, Any]:
     """The schedule as `fsdp2` takes it."""
     limited = data.when == "limit"
     holds = data.hold and setting.runs_behind
-    return {"ahead": data.limit - 1 if limited else 1, "limited": limited, "holds": holds}
+    ahead = data.limit - 1 if limited else 1
+    return {"ahead": ahead, "limited": limited, "holds": holds, "reshard": data.reshard}
 
 
 def _fsdp2(part: Model, data: DataParallel, setting: Setting, inside: int = 0) -> Bytes:

@@ -139,8 +139,9 @@ def backward(stage: Model, sizes: Sizes, cut: Cut | None, kept: int, splits: boo
         small = 4 * itemsize * (1 if cut is None else sizes.batch * sizes.context)  # numbers for each token, or for all
         yield Moment(blocks + 1, kept + 2 * logits + small)  # the gradients of the loss's inputs, and of the logits
         kept -= after["probabilities"]
-        tied = () if "head.weight" in stage.root else ("embed",)
-        made = fresh = 0 if splits else bytes_of(stage.root, itemsize, "head", *tied)
+        if "head.weight" not in stage.root:  # tied: the head's part waits for the embedding's, and is added to it
+            kept += bytes_of(stage.root, itemsize, "embed")
+        made = fresh = 0 if splits else bytes_of(stage.root, itemsize, "head")
         yield Moment(blocks + 1, kept + logits + copies.whole, made, fresh)
         kept += logits if splits else -after["input of head"]
         yield Moment(blocks + 1, kept + copies.summing, made)

@@ -248,10 +248,16 @@ def test_recipes_are_climbed_beside_a_rung(tmp_path: Path) -> None:
         assert rung["sent"] == rung["predicted_sent"], rung["name"]
 
 
+def test_a_recipe_is_given_once() -> None:
+    """Whatever the words."""
+    with pytest.raises(ValueError, match="--recipe dp=2,data=fsdp2 is given twice: once is enough"):
+        Settings().beside(None, [Recipe.parse("dp=2"), Recipe.parse("dp=2,zero=3")])
+
+
 @pytest.mark.parametrize(
     ("recipe", "ranks", "says"),
     [
-        (OWN, 8, f"--recipe {OWN}: it is for 4 ranks, not 8: leave --ranks out"),
+        (OWN, 8, f"--recipe {OWN}: it is for 4 ranks, not 8: give it alone, without --ranks"),
         ("pp=4", 4, "--recipe pp=4: 2 blocks make no 4 stages: choose 4 or more layers"),
         ("tp=8", 8, "--recipe tp=8: 4 heads cannot be shared by 8 ranks"),
     ],

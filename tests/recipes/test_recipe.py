@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import Linear
 
 from minifsdp.build import build, sizes_of
 from minifsdp.cost.bubble import bubble
@@ -19,6 +22,7 @@ from minifsdp.cost.model import gpt
 from minifsdp.cost.total import cost
 from minifsdp.cost.traffic import sent
 from minifsdp.course.ladder.outline import outline
+from minifsdp.gpt import GPT, GPTStage
 from minifsdp.mesh import AXES, Mesh
 from minifsdp.moved import MOVED
 from minifsdp.pipeline.actions import check_complete
@@ -63,6 +67,64 @@ def test_words_that_are_usual_may_be_left_out() -> None:
     assert Recipe.parse("dp=8") == Recipe.parse("dp=8,zero=3") == Recipe(Mesh(dp=8), DataParallel("fsdp2"))
     assert Recipe.parse("pp=4").micro_batches == 8
     assert Recipe.parse("") == Recipe()
+    assert Recipe.parse("dp=2,pp=2,axes=dp / pp") == Recipe.parse("dp=2,pp=2,axes=dp/pp")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Mesh(dp=2.0), "dp=2.0 is of type float: give a whole number"),  # type: ignore[arg-type]
+        (lambda: Mesh(dp=2, axes=["dp"]), "axes=.* is of type list: give a tuple"),  # type: ignore[arg-type]
+        (lambda: DataParallel(limit="3"), "limit='3' is of type str"),  # type: ignore[arg-type]
+        (lambda: DataParallel(reshard="no"), "reshard='no' is of type str: give True or False"),  # type: ignore[arg-type]
+        (lambda: DataParallel("fsdp", "prefetch", depth="all"), "depth='all' is of"),  # type: ignore[arg-type]
+        (lambda: TensorParallel("no"), "sequence='no' is of type str"),  # type: ignore[arg-type]
+        (lambda: PipelineParallel(micro=True), "micro=True is of type bool"),
+        (lambda: Recipe("dp=2"), "mesh='dp=2': give a Mesh, or a recipe as text"),  # type: ignore[arg-type]
+        (lambda: Recipe(Mesh(dp=2), TensorParallel()), "data=TensorParallel.*: give a DataP"),  # type: ignore[arg-type]
+        (lambda: Recipe.parse(Recipe()), "is of type Recipe: give a recipe as text"),  # type: ignore[arg-type]
+        (lambda: build(GPT(layers=1), "dp=2"), "'dp=2' is of type str: give a Recipe"),  # type: ignore[arg-type]
+        (lambda: build(Linear(2, 2), Recipe()), "a recipe divides .*GPT, not Linear"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_of_a_wrong_kind_are_refused(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(TypeError, match=says) as told:
+        make()
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: DataParallel(limit=-1), "limit=-1: .* choose 1 or more"),
+        (lambda: DataParallel("fsdp", "prefetch", depth=-1), "depth=-1: choose 0, for no unit ahead, or more"),
+        (lambda: Mesh(dp=4, replicate=2).peers(0, "replicate"), "axis=replicate: choose from pp, dp"),
+        (lambda: gpt(17, 16, 2, heads=3, context=8), "width 16 cannot be divided into 3 heads"),
+        (lambda: gpt(17, 16, 0, heads=4, context=8), "layers = 0: a GPT needs at least 1"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("rows", "targets", "says"),
+    [
+        ((0, 8), (0, 8), "the mean over no tokens is nan; give every rank a row or more"),
+        ((4, 8), (2, 8), re.escape("tokens [4, 8] with targets [2, 8]: give a target for each token")),
+    ],
+)
+def test_a_step_without_a_mean_is_refused(rows: tuple[int, int], targets: tuple[int, int], says: str) -> None:
+    trainer = build(GPT(17, 16, layers=1, context=8), Recipe())
+    with pytest.raises(ValueError, match=says):
+        trainer.step(torch.zeros(rows, dtype=torch.int64), torch.zeros(targets, dtype=torch.int64))
+
+
+def test_a_stage_refuses_longer_sequences_than_its_model() -> None:
+    stage = GPTStage(GPT(17, 16, layers=2, context=8), [0], is_first=True, is_last=False)
+    with pytest.raises(ValueError, match="sequences of 9 tokens in a model with context 8: shorten them"):
+        stage(torch.zeros(1, 9, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +139,8 @@ def test_words_that_are_usual_may_be_left_out() -> None:
         ("dp=2,zero=1,data=ddp", "zero=1 and data=ddp both say what is sharded: leave one out"),
         ("dp=2,data=ddp,limit=2", "limit=2 has no effect with data=ddp: leave it out"),
         ("dp=2,schedule=prefetch,limit=3", "limit=3 has no effect with data=fsdp2 and schedule=prefetch"),
+        ("dp=2,limit=0", "limit=0: the unit that computes has to be gathered; choose 1 or more"),
+        ("=2", "=2 has no name: write one before it, as in dp=2"),
         ("dp=2,depth=2", "depth=2 has no effect with data=fsdp2"),
         ("dp=2,zero=1,reshard=no", "reshard=False has no effect with data=zero1"),
         ("dp=2,data=fsdp,hold", "hold=True has no effect with data=fsdp"),
@@ -195,6 +259,24 @@ def test_the_arithmetic_refuses_what_it_does_not_predict(
     for predict in (cost, sent):
         with pytest.raises(ValueError, match=f": {says}"):
             predict(sizes_of(model), parsed, 0, Setting(parsed.mesh.ranks, batch=batch))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rank", "context", "says"),
+    [
+        ("dp=2", 2, 0, "rank 2 of 2 ranks: choose 0 to 1"),
+        ("dp=2", -1, 0, "rank -1 of 2 ranks: choose 0 to 1"),
+        ("dp=2", 0, 9, "sequences of 9 tokens in a model with context 8"),
+        ("tp=2,sequence", 0, 7, "7 tokens cannot be shared by 2 ranks: choose a multiple of 2"),
+    ],
+)
+def test_the_arithmetic_refuses_ranks_and_sequences_that_are_not_there(
+    recipe: str, rank: int, context: int, says: str
+) -> None:
+    numbers, parsed = gpt(17, 16, 4, heads=4, context=8), Recipe.parse(recipe)
+    for predict in (cost, sent):
+        with pytest.raises(ValueError, match=f": {says}"):
+            predict(numbers, parsed, rank, Setting(parsed.mesh.ranks, batch=8, context=context))
 
 
 @pytest.mark.parametrize("order", ORDERS)

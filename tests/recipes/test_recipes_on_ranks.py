@@ -33,6 +33,7 @@ from minifsdp.course.ladder.measure import measure_memory
 from minifsdp.course.ladder.rungs import closed_form_setting
 from minifsdp.gpt import GPT
 from minifsdp.instruments.launch import rank_device
+from minifsdp.mesh import Mesh
 from minifsdp.pipeline import split_gpt
 from minifsdp.private import group_named
 from minifsdp.process_groups import global_ranks
@@ -65,6 +66,7 @@ ON_TWO = (
     *("dp=2,data=ddp", "dp=2,data=ddp,schedule=buckets", "dp=2,data=ddp,schedule=parameters", "dp=2,zero=1"),
     *("dp=2,zero=2", "dp=2,data=fsdp", "dp=2,data=fsdp,schedule=prefetch", "dp=2,data=fsdp,schedule=sync,reshard=no"),
     *("dp=2", "dp=2,schedule=prefetch,hold", "tp=2", "tp=2,sequence", "tp=2,sequence,regather", "pp=2"),
+    *("dp=2,reshard=no", "dp=2,schedule=prefetch,reshard=no", "dp=2,data=fsdp,schedule=prefetch,depth=1"),
     *("pp=2,order=gpipe", "pp=2,order=naive", "pp=2,order=interleaved,stages=2", "pp=2,order=zb-h1", "pp=2,data=fsdp"),
 )
 ON_FOUR = in_some_order(
@@ -90,9 +92,9 @@ ON_EIGHT = in_some_order(
 TWO_AXES_ON_EIGHT = ("pp=4,tp=2", "dp=4,tp=2,zero=1", "pp=2,dp=4,zero=2", "pp=4,dp=2,data=fsdp")  # longer axes
 
 
-def model() -> GPT:
+def model(tied: bool = False) -> GPT:
     torch.manual_seed(0)
-    return GPT(**SIZES)
+    return GPT(**SIZES, tied=tied)
 
 
 @check(ranks=2, recipe=ON_TWO)
@@ -126,13 +128,13 @@ def steps_of_one_process() -> list[tuple[Tensor, Tensor, Tensor]]:
     return [(each[:, :-1], each[:, 1:], one.step(each[:, :-1], each[:, 1:])) for each in drawn]
 
 
-def holds_and_sends_what_is_predicted(recipe: Recipe, context: int = SIZES["context"]) -> None:
+def holds_and_sends_what_is_predicted(recipe: Recipe, context: int = SIZES["context"], tied: bool = False) -> None:
     """Bytes by category and in all, and calls by axis, operation and size; on this rank. One rank sends nothing."""
     rank, where = dist.get_rank(), rank_device()
     rows = torch.zeros(ROWS // recipe.mesh.dp, context, dtype=torch.int64, device=where)
-    found = measure_memory(lambda: build(model().to(where).double(), recipe), (rows, rows), where)
+    found = measure_memory(lambda: build(model(tied).to(where).double(), recipe), (rows, rows), where)
     setting = replace(closed_form_setting(dist.get_world_size()), batch=ROWS, context=context, **DOUBLE)
-    numbers = gpt(**SIZES)
+    numbers = gpt(**SIZES, tied=tied)
     predicted = asdict(cost(numbers, recipe, rank, setting))
     assert {key: found["bytes"][key] for key in predicted} == predicted
     bound = peak(numbers, recipe, rank, setting)
@@ -149,6 +151,22 @@ def shorter_sequences_have_the_bytes_that_are_predicted(recipe: str) -> None:
     parsed = Recipe.parse(recipe)
     build(model(), parsed)  # its process groups are there
     holds_and_sends_what_is_predicted(parsed, SIZES["context"] // 2)
+
+
+@check(ranks=2, recipe=("dp=2,data=ddp", "dp=2,zero=2", "dp=2,data=fsdp", "dp=2", "tp=2", "tp=2,sequence"))
+def tied_weights_have_the_bytes_that_are_predicted(recipe: str) -> None:
+    parsed = Recipe.parse(recipe)
+    build(model(tied=True), parsed)  # its process groups are there
+    holds_and_sends_what_is_predicted(parsed, tied=True)
+
+
+@check(ranks=2)
+def a_mesh_is_for_all_ranks() -> None:
+    assert Mesh().device_meshes("cpu") == {}
+    with pytest.raises(ValueError, match="has 4 ranks, and there are 2: choose other sizes"):
+        Mesh(dp=4).device_meshes("cpu")
+    with pytest.raises(ValueError, match="also=foo: choose from pp, dp"):
+        Mesh(dp=2).device_meshes("cpu", ("foo",))
 
 
 @check(ranks=2)

@@ -87,9 +87,15 @@ class Settings:
         return cls(**{"axis": axis, "rungs": tuple(AXES[axis].rungs), **AXES[axis].sizes, **known})
 
     def beside(self, rungs: Sequence[str] | None, recipes: Sequence[Recipe]) -> Self:
-        """These settings with recipes after some rungs; None: after one rung to compare them with."""
+        """These settings with recipes after some rungs; None: after one rung to compare them with.
+
+        Raises:
+            ValueError: a recipe is given twice.
+        """
         ladder = AXES[self.axis].rungs
         own = tuple(str(recipe) for recipe in recipes)
+        if twice := [name for name in own if own.count(name) > 1]:
+            raise ValueError(f"--recipe {twice[0]} is given twice: once is enough")
         first = ("ddp",) if "ddp" in ladder else tuple(ladder)[:1]
         return replace(self, rungs=(*(first if rungs is None else rungs), *own), recipes=own)
 
@@ -101,7 +107,7 @@ class Settings:
         def recipe(ranks: int, limit: int) -> Recipe:
             own = Recipe.parse(name)
             if own.mesh.ranks != ranks:
-                raise ValueError(f"it is for {own.mesh.ranks} ranks, not {ranks}: leave --ranks out")
+                raise ValueError(f"it is for {own.mesh.ranks} ranks, not {ranks}: give it alone, without --ranks")
             return own
 
         return Rung("a recipe of your own", recipe)
