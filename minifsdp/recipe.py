@@ -177,6 +177,11 @@ class Recipe:
                     raise ValueError(
                         f"{word}={value} with data=fsdp2 and pp: units stay gathered for a step; leave it out"
                     )
+        if self.pipeline is not None and self.pipeline.order == "zb-h1" and data is not None and data.kind == "zero2":
+            raise ValueError(
+                "data=zero2 with order=zb-h1: a backward has a part for each layer, and every part would reduce all "
+                "buckets; choose zero=1, or order=1f1b"
+            )
         if self.tensor is not None and data is not None:
             if data.kind == "fsdp":
                 raise ValueError("data=fsdp with tensor parallelism: parts cannot be flattened; choose data=fsdp2")

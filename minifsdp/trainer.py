@@ -46,10 +46,10 @@ class Trainer:
                 `zero_grad`.
 
         Raises:
-            ValueError: there are no rows, or not a target for each token.
+            ValueError: there are no rows, or not as many of both.
         """
-        if tokens.shape != targets.shape:
-            raise ValueError(f"tokens {[*tokens.shape]} with targets {[*targets.shape]}: give a target for each token")
+        if len(tokens) != len(targets):
+            raise ValueError(f"{len(tokens)} rows of tokens with {len(targets)} of targets: give as many of both")
         if not tokens.numel():
             raise ValueError(f"tokens {[*tokens.shape]}: the mean over no tokens is nan; give every rank a row or more")
         loss = (self.passes or self._one_after_the_other)(tokens, targets, tell)
