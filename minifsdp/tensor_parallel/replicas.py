@@ -39,7 +39,10 @@ _models: WeakKeyDictionary[nn.Module, tuple[int, Group]] = WeakKeyDictionary()
 _parallel: set[tuple[int, ...]] = set()
 """The ranks of each."""
 _numbers = count()
-_compared: WeakSet[Optimizer] = WeakSet()
+_done: WeakSet[Optimizer] = WeakSet()
+"""All of their groups have compared."""
+_compared: WeakKeyDictionary[Optimizer, set[tuple[int, ...]]] = WeakKeyDictionary()
+"""Of an optimizer the groups that have compared: a group's ranks know it of their own group alike."""
 
 
 class Print(NamedTuple):
@@ -67,7 +70,7 @@ def check_replicas(optimizer: Optimizer) -> None:
         ValueError: a DTensor's differ; all ranks raise, before any parameter has changed. For plain parameters, of
             which a rank may have its own, there is a warning.
     """
-    if optimizer in _compared:
+    if optimizer in _done:
         return
     params = parameters_of(optimizer)
     if any(isinstance(local_of(p), FakeTensor) for p in params):
@@ -77,13 +80,17 @@ def check_replicas(optimizer: Optimizer) -> None:
     for p in params:
         for group in _groups_of(p, named):
             groups[tuple(global_ranks(group))].add(group)
-    for ranks in sorted(groups.keys() & _parallel):
+    compared = _compared.setdefault(optimizer, set())
+    for ranks in sorted((groups.keys() & _parallel) - compared):
         group = min(groups[ranks], key=name_of)  # on all ranks the same, whatever their order of parameters
         of_ranks = comm.gather_objects(dict(_prints(params, named, ranks)), group)
-        if not any(each.gradient for prints in of_ranks for each in prints.values()):
-            return
-        report(of_ranks)
-    _compared.add(optimizer)
+        if any(each.gradient for prints in of_ranks for each in prints.values()):
+            report(of_ranks)
+            compared.add(ranks)
+        elif not any(of_ranks):  # these ranks share nothing
+            compared.add(ranks)
+    if compared >= groups.keys() & _parallel:
+        _done.add(optimizer)
 
 
 def _named() -> dict[int, tuple[int, str, Group]]:

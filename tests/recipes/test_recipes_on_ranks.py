@@ -179,6 +179,14 @@ def rows_that_make_no_micro_batches_are_refused_before_a_step() -> None:
     trainer.step(rows[:4], rows[:4])
 
 
+@check(ranks=8)
+def ranks_of_an_earlier_tensor_axis_may_be_those_of_another() -> None:
+    """They have different shards of all parameters now, and nothing to compare; other groups still have."""
+    for recipe in map(Recipe.parse, ("pp=2,dp=2,tp=2", "pp=2,dp=2,tp=2,axes=tp/pp/dp")):
+        rows = torch.zeros(ROWS // 2, SIZES["context"], dtype=torch.int64)
+        build(model(), recipe).step(rows, rows)
+
+
 @check(ranks=4)
 def axes_of_the_same_ranks_have_the_same_group() -> None:
     """Whatever else their meshes have, as torch takes such axes for one."""
