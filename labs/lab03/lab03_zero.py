@@ -503,7 +503,7 @@ assert [round(part, 3) for part in early.values()] == [1, 0, 0.5]
 
 # %%
 def traced() -> dict[str, list[Span]]:
-    """Return the spans of each rung's step on this rank, the fastest of five; the rungs take turns."""
+    """Return the spans of each rung's step on this rank, the fastest of three; the rungs take turns."""
     group, where = comm.world(), rank_device()
     let_communication_go_first()
     torch.manual_seed(group.rank())
@@ -511,7 +511,7 @@ def traced() -> dict[str, list[Span]]:
     trainers = {name: kind(GPT(**SIZES).to(where)) for name, kind in zip(rung_names, (DDP, Zero1, Zero2), strict=True)}
     steps: dict[str, list[list[Span]]] = {name: [] for name in trainers}
     with parse_link("latency=1ms,bandwidth=100MB/s") as link, TemporaryDirectory() as folder:
-        for name in rung_names * 5:
+        for name in rung_names * 3:
             trainer, path = trainers[name], Path(folder, "trace.json")
             with record_trace(path, link):
                 dist.barrier()
@@ -534,7 +534,7 @@ plots.timeline(
     spans,
     title=" and ".join(f"{name} hides {share:.0%}" for name, share in hidden.items() if early[name])
     + " of the communication under compute",
-    says="The fastest of five steps. "
+    says="The fastest of three steps. "
     + ", ".join(f"{name} could hide {share:.0%}" for name, share in early.items())
     + ". DDP and ZeRO-2 reduce during backward, ZeRO-1 in the step; gathers come after the "
     "update. A message is in progress from its issue on this rank until the later rank has sent its part. On a CPU, "

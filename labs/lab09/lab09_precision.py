@@ -729,7 +729,7 @@ def trace_both(folder: Path) -> None:
             passes = mark_passes(model)
             with passes:
                 accumulate(model, micro_batches(), communicate)
-            for take in range(6):
+            for take in range(3):
                 model.zero_grad()
                 with record_trace(folder / f"{communicate}-{take}-{dist.get_rank()}.json", link):
                     dist.barrier()  # start together
@@ -739,13 +739,13 @@ def trace_both(folder: Path) -> None:
 
 with tempfile.TemporaryDirectory() as folder:
     launch(trace_both, RANKS, Path(folder))
-    takes = {each: [read_trace(Path(folder, f"{each}-{n}-0.json")) for n in range(6)] for each in (True, False)}
+    takes = {each: [read_trace(Path(folder, f"{each}-{n}-0.json")) for n in range(3)] for each in (True, False)}
 spans = {each: min(takes[each], key=lambda take: max(span.end for span in take)) for each in takes}
 plots.timeline(
     {"with communication": spans[True], "without (no_sync)": spans[False]},
     title=f"no_sync issues {UNITS} reductions instead of {K * UNITS}, and the same {K * (2 * UNITS - 1)} gathers",
     says="Lanes of one rank, three micro-batches. With communication, every backward reduces; without, only the last. "
-    "The fastest of six runs of each; a busy machine lengthens spans, those of reductions most.",
+    "The fastest of three runs of each; a busy machine lengthens spans, those of reductions most.",
     lab="09",
 )
 

@@ -422,7 +422,7 @@ def trace_policies(names: list[str], folder: Path) -> None:
                     take_step(model, optimizer, BATCHES[1])
 
 
-shown, TRACES = ["one unit", "blocks", "every Linear"], 6
+shown, TRACES = ["one unit", "blocks", "every Linear"], 3
 with tempfile.TemporaryDirectory() as folder:
     launch(trace_policies, RANKS, shown, Path(folder))
     traces = {

@@ -1258,7 +1258,7 @@ def fastest(folder: Path, name: str) -> list[Span]:
     return min(steps, key=lambda spans: max(span.end for span in spans))
 
 
-SHOWN, STEPS = ("none", "inside", "around, reentrant"), 8
+SHOWN, STEPS = ("none", "inside", "around, reentrant"), 4
 with tempfile.TemporaryDirectory() as folder:
     launch(trace_steps, RANKS, Path(folder))
     spans = {name: fastest(Path(folder), name) for name in SHOWN}

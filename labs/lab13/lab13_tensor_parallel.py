@@ -465,7 +465,7 @@ def batch(number: int = 0) -> data.Batch:
 # %% [markdown]
 # ### Measured: the losses are those of one process
 #
-# The cell runs four steps of AdamW in float64 and compares the losses on every rank with those of one process.
+# The cell runs three steps of AdamW in float64 and compares the losses on every rank with those of one process.
 
 
 # %%
@@ -473,7 +473,7 @@ def losses(way: MakeWay | None) -> list[float]:
     model = build(way, dtype=torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     found = []
-    for number in range(4):
+    for number in range(3):
         loss = model(*batch(number))
         loss.backward()
         optimizer.step()
@@ -859,7 +859,7 @@ plots.lines(
 
 
 # %% tags=["nbval-ignore-output"]
-STEPS = 8
+STEPS = 4
 
 
 def trace_steps(folder: Path) -> None:
