@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _ranks_find_pytest_imported() -> None:
-    server.prepare(("pytest",))
+    server.prepare(("pytest", "large_pages"))
 
 
 @pytest.fixture(autouse=True)
