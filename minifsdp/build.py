@@ -112,14 +112,14 @@ def shard_data(part: Part, data: DataParallel, mesh: DeviceMesh) -> nn.Module:
     if data.kind == "fsdp":
         return _fsdp(part, data, mesh)
     if data.kind == "ddp":
-        kinds: dict[str, Any] = {"overlap": _ddp, "buckets": _bucketed, "parameters": NaiveDDP}
+        kinds: dict[str, Any] = {
+            "overlap": partial(DistributedDataParallel, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True),
+            "buckets": partial(BucketedDDP, bucket_cap_mb=BUCKET_MB),
+            "parameters": NaiveDDP,
+        }
         wrapped: nn.Module = kinds[data.when](part, process_group=mesh.get_group())
         return wrapped
     return part  # ZeRO's stages 1 and 2 are in the optimizer
-
-
-_ddp = partial(DistributedDataParallel, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True)
-_bucketed = partial(BucketedDDP, bucket_cap_mb=BUCKET_MB)
 
 
 def _fsdp(part: Part, data: DataParallel, mesh: DeviceMesh) -> nn.Module:

@@ -11,6 +11,7 @@ the order of forward.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -96,6 +97,12 @@ def buckets(numels: Sequence[int], cap_bytes: int, itemsize: int = 4) -> list[in
     return sizes
 
 
+def bucket_numbers(numels: Sequence[int], cap_bytes: int, itemsize: int = 4) -> list[int]:
+    """The number of each parameter's bucket."""
+    ends = [*accumulate(buckets(numels, cap_bytes, itemsize))]
+    return [bisect_left(ends, end) for end in accumulate(reversed(numels))][::-1]
+
+
 def ddp(numels: Sequence[int], setting: Setting, staging: int = 0) -> Bytes:
     """Everything on every rank; `staging`: the largest bucket (elements) that gradients are copied through, if any."""
     psi = setting.itemsize * sum(numels)
@@ -128,19 +135,17 @@ def zero1(numels: Sequence[int], cap_bytes: int, setting: Setting, apart: Sequen
     return Bytes(sum(sizes), psi, setting.shard_state(sizes), 0, peak)
 
 
-def zero2(
-    numels: Sequence[int], cap_bytes: int, setting: Setting, apart: Sequence[int] = (), accumulates: bool = False
-) -> Bytes:
+def zero2(numels: Sequence[int], cap_bytes: int, setting: Setting, apart: Sequence[int] = ()) -> Bytes:
     """Gradients sharded too: beside the shards, one bucket is being filled and the one before it reduced.
+
+    The peak is that of one backward whose gradients come in the order of buckets; of any other: zero2.py.
 
     Args:
         numels, cap_bytes, setting, apart: as for `padded_buckets`.
-        accumulates: several backwards before a step: the later ones find all shards there.
     """
     sizes = padded_buckets(numels, cap_bytes, setting, apart)
     kept = list(accumulate((size // setting.ranks for size in sizes), initial=0))
-    there = [kept[-1]] * len(sizes) if accumulates else kept
-    under_way = [size + setting.reducing(size) + held for size, held in zip(sizes, there, strict=False)]
+    under_way = [size + setting.reducing(size) + held for size, held in zip(sizes, kept, strict=False)]
     peak = max(held + following for held, following in zip(under_way, [*sizes[1:], 0], strict=True))
     return Bytes(sum(sizes), kept[-1], setting.shard_state(sizes), 0, peak)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import compress
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from minifsdp.cost import data_parallel
 from minifsdp.cost.data_parallel import Gradient, Setting
 from minifsdp.cost.fsdp2 import Buffers, gradient_moments
 from minifsdp.cost.model import Model
-from minifsdp.cost.total import Divided, bucketed, of_fsdp, of_fsdp2
+from minifsdp.cost.total import Divided, of_fsdp, of_fsdp2, zero2_levels
 from minifsdp.cost.walk import Moment
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def shards_of(stage: Model, mine: Divided, recipe: Recipe, adds: bool) -> Shards
     """
     data, setting = recipe.data, mine.over["shard"]
     if data is not None and data.kind == "zero2":
-        return _zero2(mine, recipe, adds) if len(mine.parts) == 1 else _zero2_of_stages(stage, mine, recipe)
+        return _zero2(stage, mine, recipe, adds)
     if data is not None and data.kind == "fsdp":
         others = sum(setting.padded(sum(part.units[0])) for part in mine.parts if part is not stage)
         return _flat(stage, data, setting, adds, others if setting.ranks > 1 else 0)
@@ -75,41 +75,19 @@ def shards_of(stage: Model, mine: Divided, recipe: Recipe, adds: bool) -> Shards
     return Shards(lambda unit: 0, lambda moment: moment.fresh if adds else moment.made, left)
 
 
-def _zero2(mine: Divided, recipe: Recipe, adds: bool) -> Shards:
-    """ZeRO-2: a bucket is filled while the one before it is reduced, or the one after it is filled, too."""
-    numels, cap, setting, apart = bucketed(mine.parts, recipe, mine.over["dp"])
-    sizes = data_parallel.padded_buckets(numels, cap, setting, apart)
-    each = [*data_parallel.buckets(numels, cap, setting.itemsize), *data_parallel.buckets(apart, cap, setting.itemsize)]
-    complete = [*accumulate(setting.itemsize * numel for numel in each)]
-    kept = [*accumulate((size // setting.ranks for size in sizes), initial=0)]
-    reducing = [0, *(size + setting.reducing(size) for size in sizes)]
-    filling = [*sizes, 0, 0]
+def _zero2(stage: Model, mine: Divided, recipe: Recipe, adds: bool) -> Shards:
+    """ZeRO-2: what its buckets have while a layer's gradients come. Of several stages each fills all of them."""
+    several = len(mine.parts) > 1
+    (levels,) = compress(zero2_levels(mine, recipe, adds or several), (part is stage for part in mine.parts))
+    kept = levels[-1].left
+    before = kept if adds or several else 0
 
     def backward(moment: Moment) -> int:
-        if not moment.made:  # a buffer is made with its first gradient
-            return 0
-        place = sum(size <= moment.made for size in complete)  # of the bucket that is filled
-        early = moment.made - (0, *complete)[place] if apart else 0  # in `.grad` until their bucket's turn
-        before = reducing[place] + filling[place] + (0 if adds else kept[max(0, place - 1)])
-        both = filling[place] + filling[place + 1] + (0 if adds else kept[place])
-        return max(before, both) + early + moment.fresh
+        near = (level for level in levels if moment.made - moment.fresh <= level.made <= moment.made)
+        there = max((max(level.most, level.left) for level in near), default=before)
+        return there + moment.fresh - (0 if several else before)  # which an earlier backward has left
 
-    return Shards(lambda unit: 0, backward, kept[-1])
-
-
-def _zero2_of_stages(stage: Model, mine: Divided, recipe: Recipe) -> Shards:
-    """ZeRO-2 over several stages: each backward fills all buckets, most of them at its end, with zeros."""
-    setting = mine.over["dp"]
-    sizes = data_parallel.padded_buckets(*bucketed(mine.parts, recipe, setting))
-    kept = sum(sizes) // setting.ranks
-    filling = max(size + after for size, after in zip(sizes, [*sizes[1:], 0], strict=True))
-
-    def backward(moment: Moment) -> int:
-        is_over = moment.made >= setting.itemsize * sum(stage.parameters)
-        complete = (size for size in sizes if size - setting.itemsize * setting.ranks < moment.made or is_over)
-        return kept + filling + moment.fresh + max(map(setting.reducing, complete), default=0)
-
-    return Shards(lambda unit: kept, backward, 0)
+    return Shards(lambda unit: kept if several else 0, backward, 0 if several else kept)
 
 
 def _flat(stage: Model, data: DataParallel, setting: Setting, adds: bool, others: int) -> Shards:

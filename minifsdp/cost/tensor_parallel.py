@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from minifsdp.recipe import Recipe
 
 
+BEFORE_REDUCTIONS = ("head.bias", "up.bias", "qkv.bias")
+"""The gradients after which backward reduces that of the layer's input."""
+
+
 def summed(part: Model) -> list[int]:
     """Elements of each gradient that is summed over the ranks: of norms and positions."""
     return [prod(shape) for name, shape in part.named if name.startswith(("norm", "position"))]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import prod
+from itertools import compress, islice
 from typing import TYPE_CHECKING, Any
 
-from minifsdp.cost import activations, data_parallel, pipeline, tensor_parallel
+from minifsdp.cost import activations, data_parallel, pipeline, tensor_parallel, zero2
 from minifsdp.cost.activations import Cut, Sizes
 from minifsdp.cost.data_parallel import Bytes, Setting
 from minifsdp.cost.faults import fault, unpredicted
@@ -128,12 +129,12 @@ def _shards(mine: Divided, recipe: Recipe) -> Bytes:
     numels = [numel for part in parts for numel in part.parameters]
     accumulates = recipe.micro_batches > 1
     if data is None or data.kind == "ddp":
-        copies = data is not None and data.when == "buckets"
-        return data_parallel.ddp(numels, setting, max(data_parallel.buckets(numels, CAP)) if copies else 0)
+        copied = data_parallel.buckets(numels, CAP, setting.itemsize) if data and data.when == "buckets" else [0]
+        return data_parallel.ddp(numels, setting, max(copied))
     if data.kind == "zero1":
         return data_parallel.zero1(*bucketed(parts, recipe, setting))
     if data.kind == "zero2":
-        return data_parallel.zero2(*bucketed(parts, recipe, setting), accumulates)
+        return replace(data_parallel.zero2(*bucketed(parts, recipe, setting)), gradients_peak=_zero2_peak(mine, recipe))
     if data.kind == "fsdp":
         units = [unit for part in parts for unit in part.units]
         schedule = {"reshard_after_forward": data.reshard, "accumulates": accumulates, **of_fsdp(data)}
@@ -145,11 +146,39 @@ def _shards(mine: Divided, recipe: Recipe) -> Bytes:
 
 def bucketed(parts: Sequence[Model], recipe: Recipe, setting: Setting) -> tuple[list[int], int, Setting, list[int]]:
     """Arguments of data_parallel.padded_buckets: parameters that tensor parallelism cuts have buckets apart."""
-    named = [each for part in parts for each in part.named]
-    is_cut = {name: name in CUTS and recipe.tensor is not None for name, _ in named}
-    first = is_cut[named[0][0]]
-    alike, apart = ([prod(shape) for name, shape in named if (is_cut[name] == first) == same] for same in (True, False))
+    numels = [numel for part in parts for numel in part.parameters]
+    alike, apart = ([*compress(numels, each)] for each in _alike(parts, recipe))
     return alike, CAP, setting, apart
+
+
+def _alike(parts: Sequence[Model], recipe: Recipe) -> tuple[list[bool], list[bool]]:
+    """Of each parameter whether tensor parallelism cuts it, or not, as it does the first; and the opposite."""
+    is_cut = [name in CUTS and recipe.tensor is not None for part in parts for name, _ in part.named]
+    return [each == is_cut[0] for each in is_cut], [each != is_cut[0] for each in is_cut]
+
+
+def zero2_levels(mine: Divided, recipe: Recipe, adds: bool) -> list[list[zero2.Level]]:
+    """Bytes of gradients in a backward of each of this rank's stages; `adds`: to those of an earlier one."""
+    setting, parts = mine.over["dp"], mine.parts
+    alike, cap, _, apart = bucketed(parts, recipe, setting)
+    first = data_parallel.bucket_numbers(alike, cap, setting.itemsize)
+    second = [1 + max(first) + number for number in data_parallel.bucket_numbers(apart, cap, setting.itemsize)]
+    left = {True: iter(first), False: iter(second)}
+    numbers = [next(left[is_alike]) for is_alike in _alike(parts, recipe)[0]]
+    sizes, members, of_each = data_parallel.padded_buckets(alike, cap, setting, apart), Counter(numbers), iter(numbers)
+    arriving = [zero2.arrivals(part, setting.itemsize, [*islice(of_each, len(part.named))]) for part in parts]
+    return [[*zero2.levels(each, sizes, members, setting, adds)] for each in arriving]
+
+
+def _zero2_peak(mine: Divided, recipe: Recipe) -> int:
+    """The most bytes of gradients, also beside what sequence parallelism receives."""
+    adds = recipe.micro_batches > 1 or len(mine.parts) > 1
+    levels = [level for stage in zero2_levels(mine, recipe, adds) for level in stage]
+    peak = max(level.most for level in levels)
+    if recipe.tensor is None or not recipe.tensor.sequence:
+        return peak
+    there = max(level.left for level in levels if level.name in tensor_parallel.BEFORE_REDUCTIONS)
+    return max(peak, there + tensor_parallel.received(pipeline.stream(mine.sizes), mine.over["tp"]))
 
 
 def of_fsdp(data: DataParallel) -> dict[str, Any]:
@@ -189,6 +218,8 @@ def _with_sequence(held: Bytes, mine: Divided, recipe: Recipe) -> Bytes:
         last = Buffers.of(part.shapes[-1], mine.over["shard"]).whole
         begins = tensor_parallel.before_blocks(part, tp) + arriving + last
         return replace(held, gradients_peak=max(held.gradients_peak, begins))
+    if data is not None and data.kind == "zero2":  # _zero2_peak
+        return held
     all_there = recipe.micro_batches > 1 or (data is not None and data.kind == "ddp" and data.when == "overlap")
     after = 0 if all_there else tensor_parallel.after_last_reduction(parts[0], tp)
     summands = tp.itemsize * sum(sum(tensor_parallel.summed(part)) for part in parts)

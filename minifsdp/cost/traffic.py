@@ -102,7 +102,7 @@ def _data(mine: Divided, recipe: Recipe, data: DataParallel) -> Counter[Message]
     setting, micros = mine.over["dp"], recipe.micro_batches
     numels = [numel for part in mine.parts for numel in part.parameters]
     if data.kind == "ddp":
-        sizes = numels if data.when == "parameters" else data_parallel.buckets(numels, CAP)
+        sizes = numels if data.when == "parameters" else data_parallel.buckets(numels, CAP, setting.itemsize)
         return Counter(Message("dp", "all_reduce", setting.itemsize * numel) for numel in sizes)
     calls: Counter[Message] = Counter()
     if data.kind.startswith("zero"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,22 @@ from torch.nn import Linear
 
 from minifsdp.build import build, sizes_of
 from minifsdp.cost.bubble import bubble
-from minifsdp.cost.data_parallel import Bytes, OptimizerState, Setting, ddp, fsdp, zero1, zero2
+from minifsdp.cost.data_parallel import (
+    Bytes,
+    OptimizerState,
+    Setting,
+    bucket_numbers,
+    ddp,
+    fsdp,
+    padded_buckets,
+    zero1,
+    zero2,
+)
 from minifsdp.cost.faults import fault
 from minifsdp.cost.model import gpt
 from minifsdp.cost.total import cost
 from minifsdp.cost.traffic import sent
+from minifsdp.cost.zero2 import Arrival, levels
 from minifsdp.course.ladder.outline import outline
 from minifsdp.gpt import GPT, GPTStage
 from minifsdp.mesh import AXES, Mesh
@@ -206,6 +218,18 @@ def test_of_mixed_precision_the_state_is_twelve_bytes_an_element() -> None:
     assert total(zero1([psi], psi, setting)) == 2 + 2 + 12 / ranks
     assert total(zero2([psi], psi, setting)) == 2 + (2 + 12) / ranks
     assert total(fsdp([[psi]], setting)) == (2 + 2 + 12) / ranks
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 400), st.integers(2, 4), st.booleans())
+def test_the_walk_over_buckets_is_their_closed_form_where_gradients_come_in_order(
+    numels: list[int], cap: int, ranks: int, by_all_to_all: bool
+) -> None:
+    setting = Setting(ranks, by_all_to_all=by_all_to_all)
+    numbers, sizes = bucket_numbers(numels, cap), padded_buckets(numels, cap, setting)
+    arriving = [Arrival("", 4 * numel, number) for numel, number in zip(numels, numbers, strict=True)][::-1]
+    walked = [*levels(arriving, sizes, Counter(numbers), setting, adds=False)]
+    form = zero2(numels, cap, setting)
+    assert (max(level.most for level in walked), walked[-1].left) == (form.gradients_peak, form.gradients)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -153,6 +153,22 @@ def shorter_sequences_have_the_bytes_that_are_predicted(recipe: str) -> None:
     holds_and_sends_what_is_predicted(parsed, SIZES["context"] // 2)
 
 
+@check(ranks=2, recipe=("dp=2,data=ddp", "dp=2,data=ddp,schedule=buckets", "dp=2,zero=1", "dp=2,zero=2"))
+@check(ranks=4, recipe=("dp=2,tp=2,zero=1", "dp=2,tp=2,zero=2", "dp=2,tp=2,zero=2,sequence"))
+@check(ranks=4, recipe=("pp=2,dp=2,zero=2", "pp=2,dp=2,zero=2,order=interleaved,stages=2"))
+@check(ranks=8, recipe=("pp=2,dp=2,tp=2,zero=2,sequence",))
+def several_buckets_have_the_bytes_that_are_predicted(recipe: str) -> None:
+    """Gradients may come before their bucket's turn: tensor parallelism has buckets apart."""
+    parsed = Recipe.parse(recipe)
+    build(model(), parsed)  # its process groups are there
+    for cap in (2**12, 2**15):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("minifsdp.build.BUCKET_MB", cap / 2**20)
+            patch.setattr("minifsdp.cost.total.CAP", cap)
+            patch.setattr("minifsdp.cost.traffic.CAP", cap)
+            holds_and_sends_what_is_predicted(parsed)
+
+
 @check(ranks=2, recipe=("dp=2,data=ddp", "dp=2,zero=2", "dp=2,data=fsdp", "dp=2", "tp=2", "tp=2,sequence"))
 def tied_weights_have_the_bytes_that_are_predicted(recipe: str) -> None:
     parsed = Recipe.parse(recipe)
