@@ -117,9 +117,18 @@ def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM, la
     return handle
 
 
-def all_to_all(output: Tensor, tensor: Tensor, group: Group) -> Handle:
-    """Part r of `output` [N * numel] <- this rank's part of rank r's `tensor` [N * numel]."""
-    return _issue("all_to_all", "all_to_all_single", tensor, group, output, tensor, async_op=True)
+def all_to_all(
+    output: Tensor,
+    tensor: Tensor,
+    group: Group,
+    arriving: list[int] | None = None,
+    leaving: list[int] | None = None,
+) -> Handle:
+    """Part r of `output` <- this rank's part of rank r's `tensor`, both [N * numel].
+
+    Where parts are not equal, `arriving` has the number of elements from each rank, and `leaving` that to each rank.
+    """
+    return _issue("all_to_all", "all_to_all_single", tensor, group, output, tensor, arriving, leaving, async_op=True)
 
 
 def broadcast(tensor: Tensor, source: int, group: Group) -> Handle:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from minifsdp import comm, device
-from minifsdp.comm import Group
+from minifsdp.comm import Group, Handle
 
 Op = Literal["sum", "mean"]
 
@@ -90,18 +90,20 @@ def all_gather(output: Tensor, shard: Tensor, group: Group) -> None:
     _paste(chunks, output)
 
 
-def _pass_on(outgoing: Tensor, incoming: Tensor, group: Group) -> None:
-    """Send `outgoing` to the right and receive `incoming` from the left, of the same size.
+def pass_on(outgoing: Tensor, incoming: Tensor, group: Group) -> list[Handle]:
+    """Send `outgoing` to the right and receive `incoming` from the left, of the same size; what to wait for.
 
     Both are posted before either is waited for: if every rank first waited for its send, none would receive. On NCCL
     the two may share a stream and run in the order of posting, so odd ranks post the receive first.
     """
     right, left = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
     if group.rank() % 2 == 0:
-        posted = [comm.send(outgoing, right, group), comm.recv(incoming, left, group)]
-    else:
-        posted = [comm.recv(incoming, left, group), comm.send(outgoing, right, group)]
-    for handle in posted:
+        return [comm.send(outgoing, right, group), comm.recv(incoming, left, group)]
+    return [comm.recv(incoming, left, group), comm.send(outgoing, right, group)]
+
+
+def _pass_on(outgoing: Tensor, incoming: Tensor, group: Group) -> None:
+    for handle in pass_on(outgoing, incoming, group):
         handle.wait()
 
 
