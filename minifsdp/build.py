@@ -13,9 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import AdamW, Optimizer
 
 from minifsdp.comm import world
+from minifsdp.context_parallel import Cut, GatheredAttention, RingAttention, SequencePart, UlyssesAttention
 from minifsdp.cost.faults import fault
 from minifsdp.cost.model import Model, Unit
 from minifsdp.ddp import BucketedDDP, DistributedDataParallel, NaiveDDP
+from minifsdp.divisions import DataParallel
 from minifsdp.flat_param import find_parameters
 from minifsdp.fsdp import (
     FullyShardedDataParallel,
@@ -28,12 +30,12 @@ from minifsdp.fsdp import (
 )
 from minifsdp.fsdp2 import Held, MixedPrecisionPolicy, Recorded, fully_shard, use_schedule
 from minifsdp.gpt import GPT, Block, GPTStage, blocks_of
+from minifsdp.losses import Loss, cross_entropy, token_mean
 from minifsdp.pipeline import PipelineStage, Schedule, split_gpt
 from minifsdp.pipeline.actions import stages_of
-from minifsdp.pipeline.gpt import cross_entropy
 from minifsdp.pipeline.schedules.orders import count_stages
 from minifsdp.pipeline.turns import InTurns
-from minifsdp.recipe import DataParallel, Recipe
+from minifsdp.recipe import Recipe
 from minifsdp.tensor_parallel import loss_parallel, parallelize_gpt, sum_gradients
 from minifsdp.tensor_parallel.parameters import local_part
 from minifsdp.trainer import Trainer
@@ -48,7 +50,7 @@ Meshes: TypeAlias = Mapping[str, DeviceMesh]
 
 
 def build(model: GPT, recipe: Recipe) -> Trainer:
-    """Divide a model as a recipe says: first layers, then what is in each, then who keeps what. On every rank.
+    """Divide a model as a recipe says: sequences, layers, then what is in each, then who keeps what. On every rank.
 
     Args:
         model: whole, the same on every rank, on the rank's device.
@@ -65,6 +67,8 @@ def build(model: GPT, recipe: Recipe) -> Trainer:
     if found := fault(sizes_of(model), recipe):
         raise ValueError(f"{recipe}: {found}")
     meshes = _meshes_of(recipe, model.norm.weight.device.type)
+    if recipe.context is not None:
+        attend_together(model, recipe, meshes)
     parts = [model] if recipe.pipeline is None else split(model, recipe, meshes)
     if recipe.tensor is not None:
         for part in parts:
@@ -72,9 +76,11 @@ def build(model: GPT, recipe: Recipe) -> Trainer:
     modules = [part if recipe.data is None else shard_data(part, recipe.data, meshes["dp"]) for part in parts]
     optimizer = optimizer_of(modules, recipe.data, meshes)
     ends = ends_of(modules, recipe)
+    loss_of = partial(token_mean, group=recipe.mesh.averaging_group(), micro_batches=recipe.micro_batches)
     if recipe.pipeline is None:
-        return Trainer(modules[0], optimizer, ends)
-    return Trainer(nn.ModuleList(modules), optimizer, passes=InTurns(schedule_of(modules, recipe, meshes), *ends))
+        return Trainer(modules[0], optimizer, ends, None, model.part, loss_of)
+    passes = InTurns(schedule_of(modules, recipe, meshes), *ends)
+    return Trainer(nn.ModuleList(modules), optimizer, (), passes, model.part, loss_of)
 
 
 def sizes_of(model: GPT) -> Model:
@@ -97,6 +103,16 @@ def _meshes_of(recipe: Recipe, device_type: str) -> Meshes:
     if (ranks := world().size()) != recipe.mesh.ranks:
         raise ValueError(f"the recipe {recipe} is for {recipe.mesh.ranks} ranks, and there are {ranks}")
     return recipe.mesh.device_meshes(device_type, recipe.divided)
+
+
+def attend_together(model: GPT, recipe: Recipe, meshes: Meshes) -> None:
+    """Give each rank a part of every sequence, and blocks an attention to the tokens of all."""
+    assert recipe.context is not None
+    kinds: dict[str, Any] = {"ring": RingAttention, "gathered": GatheredAttention, "ulysses": UlyssesAttention}
+    group = meshes["cp"].get_group()
+    model.part = SequencePart(Cut(group.size(), recipe.context.zigzag), group.rank())
+    for block in blocks_of(model):
+        block.attention = kinds[recipe.context.attention](group, model.part.cut)
 
 
 def split(model: GPT, recipe: Recipe, meshes: Meshes) -> list[Part]:
@@ -181,10 +197,15 @@ def schedule_of(modules: Sequence[nn.Module], recipe: Recipe, meshes: Meshes) ->
     stages, where = count_stages(actions), next(modules[0].parameters()).device
     places = zip(modules, stages_of(actions[pp.get_local_rank()]), strict=True)
     mine = [PipelineStage(module, stage, stages, where, group=pp.get_group()) for module, stage in places]
-    return Schedule(actions, mine, recipe.micro_batches, loss_of_parts if recipe.tensor else cross_entropy)
+    return Schedule(actions, mine, recipe.micro_batches, loss_of_parts if recipe.tensor else loss_of_whole)
 
 
-def loss_of_parts(logits: Tensor, targets: Tensor) -> Tensor:
-    """The loss of the last stage's logits, a sharded DTensor [b, s, V]."""
+def loss_of_whole(logits: Tensor, targets: Tensor, loss: Loss = cross_entropy) -> Tensor:
+    """The loss of the last stage's logits [b, s, V]."""
+    return loss(logits, targets)
+
+
+def loss_of_parts(logits: Tensor, targets: Tensor, loss: Loss = cross_entropy) -> Tensor:
+    """The same, of a sharded DTensor."""
     with loss_parallel():
-        return local_part(cross_entropy(logits, targets))
+        return local_part(loss(logits, targets))

@@ -102,14 +102,24 @@ def all_gather(output: Tensor, shard: Tensor, group: Group, label: Label | None 
     return _start(info, "all_gather", _ALL_GATHER, output, gather, label)
 
 
-def reduce_scatter(output: Tensor, full: Tensor, group: Group, op: Any = SUM, label: Label | None = None) -> Handle:
-    """`output` [numel] <- this rank's part of the reduction of `full` [N * numel]; may be that part of `full`."""
+def reduce_scatter(
+    output: Tensor,
+    full: Tensor,
+    group: Group,
+    op: Any = SUM,
+    label: Label | None = None,
+    role: device.Role | None = "communication",
+) -> Handle:
+    """`output` [numel] <- this rank's part of the reduction of `full` [N * numel]; may be that part of `full`.
+
+    `role` is that of a buffer that a backend may need; None: it is counted with the activations.
+    """
     info, backend = GroupInfo.of("reduce_scatter", full, group)
     if not gloo.reduces_by_all_to_all(backend, info.ranks) or op not in (SUM, MEAN):
         reduction = partial(getattr(dist, _REDUCE_SCATTER), output, full, op, group, True)
         return _start(info, "reduce_scatter", _REDUCE_SCATTER, full, reduction, label)
     parts = gloo.parts_of(full, output, info.ranks)
-    received = device.empty(full.numel() - output.numel(), full.dtype, "communication", full.device)
+    received = device.empty(full.numel() - output.numel(), full.dtype, role, full.device)
     received = received.view(info.ranks - 1, *output.shape)
     exchange = partial(gloo.exchange, received, parts, partial(info.connections, group, backend), info.calls)
     handle = _start(info, "reduce_scatter", "isend", full, exchange, label)

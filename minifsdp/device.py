@@ -177,10 +177,11 @@ def synchronize(device: torch.device) -> None:
         _tell("synchronize", None, device)
 
 
-def empty(numel: int, dtype: torch.dtype, role: Role, device: torch.device) -> Tensor:
-    """An uninitialized buffer [numel] that `buffer_observers` are called with."""
+def empty(numel: int, dtype: torch.dtype, role: Role | None, device: torch.device) -> Tensor:
+    """An uninitialized buffer [numel] that `buffer_observers` are called with, unless it has no role."""
     buffer = torch.empty(numel, dtype=dtype, device=device)
-    retag(buffer, role)
+    if role is not None:
+        retag(buffer, role)
     return buffer
 
 

@@ -6,11 +6,22 @@ sharding has to pad.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from minifsdp.context_parallel.cut import SequencePart
+from minifsdp.losses import Loss, cross_entropy
+
+Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of q, k and v, each [batch, heads, tokens, width / heads], the same shape; what lies between `qkv` and `out`."""
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each token attends to itself and to those before it."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class Block(nn.Module):
@@ -22,6 +33,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
+        self.attention: Attention = causal_attention
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -36,7 +48,7 @@ class Block(nn.Module):
         """Causal self-attention, [batch, context, width] -> the same shape."""
         split = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # [batch, context, 3, heads, width / heads]
         q, k, v = split.permute(2, 0, 3, 1, 4)  # each [batch, heads, context, width / heads]
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = self.attention(q, k, v)
         attended: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return attended
 
@@ -51,6 +63,9 @@ class GPT(nn.Module):
         heads: attention heads per block, a divisor of `width`; by default the largest up to 8.
         context: the longest sequence, in tokens.
         tied: whether the head uses the embedding's weight.
+
+    Attributes:
+        part: which tokens of each sequence it is given; all, without context parallelism.
 
     Raises:
         ValueError: a size is below one, or `heads` does not divide `width`.
@@ -74,6 +89,7 @@ class GPT(nn.Module):
         if width % heads:
             raise ValueError(f"width {width} cannot be divided into {heads} heads: choose a divisor of {width}")
 
+        self.part = SequencePart()
         self.embed, self.position = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
@@ -82,12 +98,13 @@ class GPT(nn.Module):
         if tied:
             self.head.weight = self.embed.weight
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of predicting `targets` from `tokens`.
+    def forward(self, tokens: Tensor, targets: Tensor, loss: Loss = cross_entropy) -> Tensor:
+        """The loss of predicting `targets` from `tokens`.
 
         Args:
             tokens: [batch, context] int64; may be shorter than the model's context.
-            targets: [batch, context] int64, the token that follows each of `tokens`.
+            targets: [batch, context] int64, the token that follows each of `tokens`; `IGNORED` where none counts.
+            loss: of logits and targets; by default the mean cross-entropy of these tokens (losses.py has others).
 
         Returns:
             A scalar in nats per token, in float32 or the parameters' wider dtype.
@@ -95,11 +112,10 @@ class GPT(nn.Module):
         Raises:
             ValueError: the sequences are longer than the model's context.
         """
-        x = embedded(tokens, self.embed, self.position)
+        x = embedded(tokens, self.embed, self.position, self.part)
         for block in self.blocks:
             x = block(x)
-        logits = self.head(self.norm(x)).flatten(0, 1)
-        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
+        return loss(self.head(self.norm(x)), targets)
 
 
 class GPTStage(nn.Module):
@@ -114,7 +130,7 @@ class GPTStage(nn.Module):
 
     def __init__(self, model: GPT, blocks: Sequence[int], is_first: bool, is_last: bool) -> None:
         super().__init__()
-        self.is_first, self.is_last = is_first, is_last
+        self.is_first, self.is_last, self.part = is_first, is_last, model.part
         if is_first:
             self.embed, self.position = model.embed, model.position
         self.blocks = nn.ModuleDict({str(number): model.blocks[number] for number in blocks})
@@ -128,22 +144,22 @@ class GPTStage(nn.Module):
             ValueError: the sequences are longer than the model's context.
         """
         if self.is_first:
-            x = embedded(x, self.embed, self.position)
+            x = embedded(x, self.embed, self.position, self.part)
         for block in self.blocks.values():
             x = block(x)
         return self.head(self.norm(x)) if self.is_last else x
 
 
-def embedded(tokens: Tensor, embed: nn.Embedding, position: nn.Embedding) -> Tensor:
-    """[batch, context] -> [batch, context, width].
+def embedded(tokens: Tensor, embed: nn.Embedding, position: nn.Embedding, part: SequencePart) -> Tensor:
+    """A part of the sequences [batch, tokens] -> [batch, tokens, width].
 
     Raises:
         ValueError: the sequences are longer than the model's context.
     """
-    length, longest = tokens.shape[1], position.num_embeddings
+    length, longest = tokens.shape[1] * part.cut.ranks, position.num_embeddings
     if length > longest:
         raise ValueError(f"sequences of {length} tokens in a model with context {longest}: shorten them")
-    x: Tensor = embed(tokens) + position(torch.arange(length, device=tokens.device))
+    x: Tensor = embed(tokens) + position(part.positions(tokens.shape[1], tokens.device))
     return x
 
 

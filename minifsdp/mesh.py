@@ -11,7 +11,10 @@ from weakref import WeakKeyDictionary
 from minifsdp.words import check, check_kinds
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
+
+    from minifsdp.comm import Group
 
 AXES = ("pp", "dp", "cp", "ep", "tp")
 """Outermost first, as ranks are placed by default: neighbours, which are likeliest to share a host, are on the last
@@ -25,10 +28,11 @@ class Mesh:
     Attributes:
         pp: pipeline parallelism: the ranks have different layers.
         dp: data parallelism: different rows of the batch.
-        cp: context parallelism: different parts of the sequences.
+        cp: context parallelism: different parts of the sequences. Since these ranks have different tokens, too, they
+            and those of `dp` together average gradients, and share what data parallelism divides.
         ep: expert parallelism: different experts.
         tp: tensor parallelism: different parts of every layer.
-        replicate: of the `dp` ranks so many have the same shards (hybrid sharding); a divisor of `dp`.
+        replicate: of the ranks with different tokens so many have the same shards (hybrid sharding); a divisor of `dp`.
         axes: outermost first: rank numbers count along the last one. Those that are left out have one rank.
 
     Raises:
@@ -55,6 +59,8 @@ class Mesh:
             raise ValueError(f"axes={'/'.join(self.axes)}: choose from {', '.join(AXES)}, each once")
         if wide := [axis for axis in left_out if self.size(axis) > 1]:
             raise ValueError(f"axes={'/'.join(self.axes)}: {wide[0]} has {self.size(wide[0])} ranks: say where")
+        if self.replicate > 1 < self.cp and self.axes.index("cp") < self.axes.index("dp"):
+            raise ValueError(f"replicate={self.replicate} with cp outside dp: name dp before cp in axes")
 
     def size(self, axis: str) -> int:
         """The number of ranks on an axis."""
@@ -65,6 +71,23 @@ class Mesh:
     def ranks(self) -> int:
         """N, of all axes together."""
         return prod(self.size(axis) for axis in AXES)
+
+    @property
+    def with_different_tokens(self) -> int:
+        """The number of ranks that average gradients, of `dp` and `cp` together."""
+        return self.dp * self.cp
+
+    @property
+    def of_gradients(self) -> str:
+        """The name of these ranks' axis: "dp_cp", if it is two."""
+        return "cp" if self.dp == 1 < self.cp else "dp" if self.cp == 1 else "dp_cp"
+
+    @property
+    def of_shards(self) -> tuple[str, str]:
+        """The names of the ranks with different shards of one copy, and of those with the same of several copies."""
+        if self.replicate == 1:
+            return self.of_gradients, ""
+        return ("shard", "replicate") if self.replicate < self.dp else ("cp", "dp")
 
     @property
     def divided(self) -> tuple[str, ...]:
@@ -81,19 +104,30 @@ class Mesh:
         first = rank - self.place(rank, axis) * stride
         return range(first, first + size * stride, stride)
 
+    def averaging(self, rank: int) -> Sequence[int]:
+        """The ranks whose gradients are averaged with this one's, in the order of their shards."""
+        return sorted(other for peer in self.peers(rank, "dp") for other in self.peers(peer, "cp"))
+
+    def averaging_group(self) -> Group | None:
+        """These ranks' process group; None: there is one of them. To be called on every rank."""
+        from minifsdp.process_groups import group_among
+
+        lines = sorted({tuple(self.averaging(rank)) for rank in range(self.ranks)})
+        return group_among(lines) if self.with_different_tokens > 1 else None
+
     def axis_of(self, ranks: Sequence[int], rank: int) -> str:
         """The axis along which these ranks lie, this one among them; "" if there is none.
 
         Of hybrid sharding "shard" for the ranks with different shards of one copy, "replicate" for those with the same.
         """
-        copies = {"dp": self.peers(rank, "dp")}
+        all_together = list(self.averaging(rank))
+        peers = {axis: self.peers(rank, axis) for axis in self.divided} | {self.of_gradients: all_together}
         if self.replicate > 1:
-            shards = self.dp // self.replicate
-            place = self.place(rank, "dp")
+            shards = len(all_together) // self.replicate
+            place = all_together.index(rank)
             first = place - place % shards
-            copies["shard"] = copies["dp"][first : first + shards]
-            copies["replicate"] = copies["dp"][place % shards :: shards]
-        peers = {axis: self.peers(rank, axis) for axis in self.divided} | copies
+            peers["shard"] = all_together[first : first + shards]
+            peers["replicate"] = all_together[place % shards :: shards]
         return next((axis for axis, those in peers.items() if list(those) == list(ranks)), "")
 
     def _stride(self, axis: str) -> int:
@@ -104,9 +138,10 @@ class Mesh:
     def device_meshes(self, device_type: str, also: Sequence[str] = ()) -> Mapping[str, DeviceMesh]:
         """This rank's mesh of one dimension along each axis with several ranks; to be called on every rank.
 
-        Of hybrid sharding, that of "dp" has two: "replicate" and "shard". Equal arguments give the same meshes. And
-        axes of the same ranks have the same process group, whatever the rest of their meshes: torch takes equal parts
-        of two meshes for one (`DeviceMesh.__eq__`), and its caches of DTensors answer with the first one.
+        That of "dp" has the ranks of "cp" as well, and of hybrid sharding two dimensions: "replicate" and "shard".
+        Equal arguments give the same meshes. And axes of the same ranks have the same process group, whatever the rest
+        of their meshes: torch takes equal parts of two meshes for one (`DeviceMesh.__eq__`), and its caches of DTensors
+        answer with the first one.
 
         Args:
             device_type: "cpu" or "cuda".
@@ -128,26 +163,42 @@ class Mesh:
         return made[key]
 
     def _new_device_meshes(self, device_type: str, also: Sequence[str]) -> dict[str, DeviceMesh]:
-        import torch
         from torch.distributed.device_mesh import DeviceMesh
 
         from minifsdp.private import unwatched
         from minifsdp.process_groups import group_among
 
-        dims = {axis: {axis: self.size(axis)} for axis in self.axes if axis in {*self.divided, *also}}
+        averaging = self.with_different_tokens
+        dims = {axis: {axis: self.size(axis)} for axis in self.axes if axis in {*self.divided, *also} - {"cp"}}
         if self.replicate > 1 or "replicate" in also:
-            dims["dp"] = {"replicate": self.replicate, "shard": self.dp // self.replicate}
+            dims["dp"] = {"replicate": self.replicate, "shard": averaging // self.replicate}
+        elif "dp" in dims or averaging > 1:
+            dims["dp"] = {"dp": averaging}
         if not dims:
             return {}
         sizes = {name: size for of_axis in dims.values() for name, size in of_axis.items()}
         with unwatched():  # tables of ranks are no part of a model
-            ranks = torch.arange(self.ranks).view(*sizes.values())
+            ranks = self._grid([*dims]).reshape(*sizes.values())
             lines = [ranks.movedim(dim, -1).reshape(-1, size).tolist() for dim, size in enumerate(ranks.shape)]
             groups: Any = [group_among(each) for each in lines]
             every = DeviceMesh.from_group(
                 groups if groups[1:] else groups[0], device_type, ranks, mesh_dim_names=(*sizes,)
             )
-            return {axis: every[tuple(names)] for axis, names in dims.items()}
+            meshes = {axis: every[tuple(names)] for axis, names in dims.items()}
+            if self.cp > 1 or "cp" in also:
+                rings = sorted({tuple(self.peers(rank, "cp")) for rank in range(self.ranks)})
+                meshes["cp"] = DeviceMesh.from_group(group_among(rings), device_type)
+            return meshes
+
+    def _grid(self, axes: Sequence[str]) -> Tensor:
+        """Rank numbers along these axes; for "dp", along "dp" and "cp" in their order."""
+        import torch
+
+        averaging = [axis for axis in self.axes if axis in ("dp", "cp")]
+        along = [inner for axis in axes for inner in (averaging if axis == "dp" else [axis])]
+        order = [*along, *(axis for axis in self.axes if axis not in along)]
+        grid = torch.arange(self.ranks).view([self.size(axis) for axis in self.axes])
+        return grid.permute([self.axes.index(axis) for axis in order])
 
 
 def all_ranks(device_type: str) -> DeviceMesh:

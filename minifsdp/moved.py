@@ -84,7 +84,9 @@ MOVED_NAMES = {
     "minifsdp.pipeline.actions.parse": "minifsdp.pipeline.torch_api.csv_files.parse",
     "minifsdp.pipeline.actions.read_csv": "minifsdp.pipeline.torch_api.csv_files.read_csv",
     "minifsdp.pipeline.actions.write_csv": "minifsdp.pipeline.torch_api.csv_files.write_csv",
+    "minifsdp.pipeline.gpt.cross_entropy": "minifsdp.losses.cross_entropy",
     "minifsdp.pipeline.torch_api.api.from_csv": "minifsdp.pipeline.torch_api.csv_files.from_csv",
+    **{f"minifsdp.recipe.{each}": f"minifsdp.divisions.{each}" for each in ("ORDERS", "PRECISIONS", "SCHEDULES")},
     "minifsdp.tensor_parallel.prepare.PrepareModuleInputOutput": (
         "minifsdp.tensor_parallel.torch_api.prepare.PrepareModuleInputOutput"
     ),

@@ -85,7 +85,7 @@ def group_among(lines: Sequence[Sequence[int]]) -> Group:
     if len(lines) == 1:
         return world
     made = _divided.setdefault(world, {})
-    key = tuple(map(tuple, lines))
+    key = tuple(sorted(map(tuple, lines)))
     if key not in made:
         made[key] = _new_group([*map(list, lines)])
     return made[key]

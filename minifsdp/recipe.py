@@ -11,134 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from minifsdp.divisions import ContextParallel, DataParallel, PipelineParallel, TensorParallel
 from minifsdp.mesh import Mesh
-from minifsdp.words import check, check_kinds, made, named, refuse_idle, said, split, words_of
+from minifsdp.words import check, made, named, said, split, words_of
 
 if TYPE_CHECKING:
     from minifsdp.pipeline.actions import Plan
 
-SCHEDULES = {
-    "ddp": ("overlap", "buckets", "parameters"),
-    "zero1": ("buckets",),
-    "zero2": ("overlap",),
-    "fsdp": ("limit", "prefetch", "overlap", "sync"),
-    "fsdp2": ("limit", "prefetch"),
-}
-"""By kind of data parallelism, when its messages are sent; the first is the usual one."""
-
-ORDERS = ("1f1b", "gpipe", "naive", "interleaved", "zb-h1")
-PRECISIONS = ("fp32", "bf16")
 MICROS = 2
 """Micro-batches for each rank of a pipeline, unless a recipe says otherwise."""
 ZERO = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "fsdp2"}
 """ZeRO's stages."""
-
-
-@dataclass(frozen=True)
-class DataParallel:
-    """The division of model state among ranks with different rows.
-
-    Attributes:
-        kind: "ddp": nothing; "zero1": the optimizer state; "zero2": gradients, too; "fsdp" and "fsdp2": parameters,
-            too, unit by unit in one flat parameter, or each by itself.
-        schedule: when messages are sent, of `SCHEDULES`; "": the first there. Of DDP, "parameters" and "buckets" are
-            sent after backward; of FSDP, "sync" waits for each, "overlap" computes meanwhile, "prefetch" also gathers
-            ahead, "limit" no more than `limit` units.
-        limit: the most units gathered at once.
-        depth: of "prefetch": how many units ahead; None: all.
-        reshard: units are freed after forward and gathered again for backward. FSDP2's in a pipeline always stay
-            gathered for the step.
-        hold: FSDP2's buffers are held by reference until their stream has waited for who reads them.
-        precision: of gathered parameters and of computation; reductions are in float32.
-    """
-
-    kind: str = "fsdp2"
-    schedule: str = ""
-    limit: int = 2
-    depth: int | None = None
-    reshard: bool = True
-    hold: bool = False
-    precision: str = "fp32"
-
-    def __post_init__(self) -> None:
-        check_kinds(self)
-        check("data", self.kind, SCHEDULES)
-        check("schedule", self.when, SCHEDULES[self.kind])
-        check("precision", self.precision, PRECISIONS)
-        if self.precision != "fp32" and not self.shards_parameters:
-            raise ValueError(f"precision={self.precision} with data={self.kind}: choose fsdp or fsdp2, which convert")
-        if self.limit < 1:
-            raise ValueError(f"limit={self.limit}: the unit that computes has to be gathered; choose 1 or more")
-        if self.depth is not None and self.depth < 0:
-            raise ValueError(f"depth={self.depth}: choose 0, for no unit ahead, or more")
-        refuse_idle(self, f"data={self.kind} and schedule={self.when}")
-
-    @property
-    def when(self) -> str:
-        """The schedule."""
-        return self.schedule or SCHEDULES[self.kind][0]
-
-    @property
-    def shards_parameters(self) -> bool:
-        return self.kind in ("fsdp", "fsdp2")
-
-    @property
-    def idle(self) -> list[str]:
-        """The words that have no effect on this kind and schedule."""
-        used = {
-            "limit": self.when == "limit",
-            "depth": (self.kind, self.when) == ("fsdp", "prefetch"),
-            "reshard": self.shards_parameters,
-            "hold": self.kind == "fsdp2",
-        }
-        return [word for word, is_used in used.items() if not is_used]
-
-
-@dataclass(frozen=True)
-class TensorParallel:
-    """The division of every layer among ranks with the same rows.
-
-    Attributes:
-        sequence: activations between layers that are cut, along the sequence.
-        regather: with it, the inputs of layers by columns are kept as parts and gathered again in backward.
-    """
-
-    sequence: bool = False
-    regather: bool = False
-
-    def __post_init__(self) -> None:
-        check_kinds(self)
-        if self.regather and not self.sequence:
-            raise ValueError("regather without sequence: inputs are whole on every rank, and nothing is gathered")
-
-
-@dataclass(frozen=True)
-class PipelineParallel:
-    """The turns of ranks with different layers.
-
-    Attributes:
-        order: of `ORDERS`.
-        stages: of each rank.
-        micro: micro-batches into which a replica's rows are cut; 0: `MICROS` for each rank.
-    """
-
-    order: str = "1f1b"
-    stages: int = 1
-    micro: int = 0
-
-    def __post_init__(self) -> None:
-        check_kinds(self)
-        check("order", self.order, ORDERS)
-        if self.stages < 1 or self.micro < 0:
-            raise ValueError(f"stages={self.stages}, micro={self.micro}: there is at least 1 of each")
-        if (self.stages > 1) != (self.order == "interleaved"):
-            raise ValueError(f"stages={self.stages} with order={self.order}: interleaved has several, the others one")
-        refuse_idle(self, f"order={self.order}")
-
-    @property
-    def idle(self) -> list[str]:
-        """The words that have no effect on this order."""
-        return ["micro"] if self.order == "naive" else []
 
 
 @dataclass(frozen=True)
@@ -154,11 +37,14 @@ class Recipe:
     data: DataParallel | None = None
     tensor: TensorParallel | None = None
     pipeline: PipelineParallel | None = None
+    context: ContextParallel | None = None
 
     def __post_init__(self) -> None:
         for (name, part), kind in zip(vars(self).items(), _PARTS, strict=True):
             if not isinstance(part, kind) and (part is not None or kind is Mesh):
                 raise TypeError(f"{name}={part!r}: give a {kind.__name__}, or a recipe as text to Recipe.parse")
+        if self.context is not None and self.data is None and self.mesh.cp > 1:
+            raise ValueError(f"cp={self.mesh.cp} without data: these ranks' gradients have to be averaged; choose one")
         for axis in self.mesh.divided:
             if axis in _TO_COME:
                 raise ValueError(f"{axis}={self.mesh.size(axis)}: {_TO_COME[axis]} parallelism is not supported yet")
@@ -167,7 +53,7 @@ class Recipe:
         data = self.data
         if self.mesh.replicate > 1 and not (data and data.shards_parameters):
             raise ValueError(f"replicate={self.mesh.replicate}: only fsdp and fsdp2 have shards to replicate")
-        if 1 < self.mesh.replicate == self.mesh.dp:
+        if 1 < self.mesh.replicate == self.mesh.with_different_tokens:
             raise ValueError(
                 f"replicate={self.mesh.dp} of dp={self.mesh.dp} ranks: nothing is sharded; choose data=ddp"
             )
@@ -191,7 +77,7 @@ class Recipe:
     @property
     def divided(self) -> list[str]:
         """The axes on which something is divided, perhaps by one."""
-        parts = {"dp": self.data, "tp": self.tensor, "pp": self.pipeline}
+        parts = {"dp": self.data, "tp": self.tensor, "pp": self.pipeline, "cp": self.context}
         return [axis for axis, part in parts.items() if part is not None]
 
     @property
@@ -236,14 +122,15 @@ class Recipe:
             known = ", ".join(["zero", *(name for part in _PARTS for name in words_of(part))])
             raise ValueError(f"{next(iter(given))} is no word of a recipe: choose from {known}")
         sizes = made(Mesh, mesh)
-        divided = zip(_PARTS[1:], parts, (sizes.dp, sizes.tp, sizes.pp), strict=True)
+        ranks_of_parts = (sizes.with_different_tokens, sizes.tp, sizes.pp, sizes.cp)
+        divided = zip(_PARTS[1:], parts, ranks_of_parts, strict=True)
         return cls(sizes, *(made(part, words) if words or ranks > 1 else None for part, words, ranks in divided))
 
     def __str__(self) -> str:
-        axes = {"dp": self.data, "tp": self.tensor, "pp": self.pipeline}
+        axes = {"dp": self.data, "tp": self.tensor, "pp": self.pipeline, "cp": self.context}
         parts = [said(part, self.mesh.size(axis) == 1) for axis, part in axes.items() if part is not None]
         return ",".join(word for words in (said(self.mesh), *parts) for word in words)
 
 
-_PARTS = (Mesh, DataParallel, TensorParallel, PipelineParallel)
-_TO_COME = {"cp": "context", "ep": "expert"}
+_PARTS = (Mesh, DataParallel, TensorParallel, PipelineParallel, ContextParallel)
+_TO_COME = {"ep": "expert"}

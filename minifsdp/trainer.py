@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
+from minifsdp.context_parallel.cut import SequencePart
+from minifsdp.losses import Loss
+
 Tell: TypeAlias = Callable[[str], Any]
 """Hears the name of each phase of a step as it begins."""
 
-Passes: TypeAlias = Callable[[Tensor, Tensor, Tell], Tensor]
-"""Forward and backward of tokens and targets, int64 [rows, context] each; returns the loss, a scalar."""
+Passes: TypeAlias = Callable[[Tensor, Tensor, Tell, Loss | None], Tensor]
+"""Forward and backward of tokens and targets, int64 [rows, tokens] each; returns the loss, a scalar."""
 
 
 @dataclass
@@ -23,25 +26,32 @@ class Trainer:
     """A model in training.
 
     Attributes:
-        model: what this rank has of it. Without `passes` it takes tokens and targets, and returns the loss.
+        model: what this rank has of it. Without `passes` it takes tokens and targets, and a loss if there is
+            `loss_of`, and returns the loss.
         optimizer: of its parameters.
         ends: called when backward is over, as a part of it.
         passes: forward and backward, with their own ends, where they are not one after the other; they leave gradients.
+        part: which tokens of each sequence are this rank's.
+        loss_of: the loss of a step whose targets on this rank are given; called on all ranks. None: the mean over this
+            rank's tokens, which is right if all ranks and micro-batches have as many.
     """
 
     model: nn.Module
     optimizer: Optimizer
     ends: Sequence[Callable[[], Any]] = ()
     passes: Passes | None = None
+    part: SequencePart = field(default_factory=SequencePart)
+    loss_of: Callable[[Tensor], Loss] | None = None
 
     def step(self, tokens: Tensor, targets: Tensor, tell: Tell = lambda name: None) -> Tensor:
         """Forward, backward, optimizer; the loss, a scalar without gradient.
 
+        The mean over the ranks of what they return is the loss of the whole batch, a mean over its tokens.
+
         Args:
             tokens, targets: this rank's rows, int64 [rows, context], on its device: the same ones for all ranks of a
-                replica, and as many for each replica, since means of replicas count alike, as do those of a
-                pipeline's micro-batches; in a pipeline, a multiple of the micro-batches. Targets that the loss ignores
-                (-100) are left out of these means, which then have different numbers of tokens.
+                replica; in a pipeline, a multiple of the micro-batches. Targets that are `IGNORED` (losses.py) count
+                nowhere, and ranks may have different numbers of them.
             tell: hears "forward", "backward" and "optimizer", a pipeline's actions, such as "0F1", and "rest" before
                 `zero_grad`.
 
@@ -52,16 +62,18 @@ class Trainer:
             raise ValueError(f"{len(tokens)} rows of tokens with {len(targets)} of targets: give as many of both")
         if not tokens.numel():
             raise ValueError(f"tokens {[*tokens.shape]}: the mean over no tokens is nan; give every rank a row or more")
-        loss = (self.passes or self._one_after_the_other)(tokens, targets, tell)
+        tokens, targets = self.part.take(tokens), self.part.take(targets)
+        loss_of = None if self.loss_of is None else self.loss_of(targets)
+        loss = (self.passes or self._one_after_the_other)(tokens, targets, tell, loss_of)
         with phase("optimizer", tell):
             self.optimizer.step()
             tell("rest")
             self.optimizer.zero_grad()
         return loss.detach()
 
-    def _one_after_the_other(self, tokens: Tensor, targets: Tensor, tell: Tell) -> Tensor:
+    def _one_after_the_other(self, tokens: Tensor, targets: Tensor, tell: Tell, loss_of: Loss | None) -> Tensor:
         with phase("forward", tell):
-            loss: Tensor = self.model(tokens, targets)
+            loss: Tensor = self.model(tokens, targets, *([loss_of] if loss_of else []))
         with phase("backward", tell):
             loss.backward()
             self.after_backward()

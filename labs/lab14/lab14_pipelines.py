@@ -97,7 +97,7 @@ from minifsdp.instruments.launch import launch, rank_device
 from minifsdp.instruments.machine.sleeping import run_asleep
 from minifsdp.instruments.watch.ledger import Ledger
 from minifsdp.pipeline import PipelineStage, Schedule
-from minifsdp.pipeline.gpt import cross_entropy
+from minifsdp.losses import cross_entropy
 from minifsdp.pipeline.schedules.interleaved import interleaved
 from minifsdp.pipeline.schedules.naive import naive
 from minifsdp.pipeline.schedules.zero_bubble import zero_bubble

@@ -10,9 +10,9 @@ by each rank in forward, for c ranks, r = h_kv / h and Q = b s h d of the whole 
 rank has, blocks.py is the sum of parts of a softmax.
 """
 
-from minifsdp.context_parallel.cut import Cut
+from minifsdp.context_parallel.cut import Cut, SequencePart
 from minifsdp.context_parallel.gathered_attention import GatheredAttention
 from minifsdp.context_parallel.ring_attention import RingAttention
 from minifsdp.context_parallel.ulysses import UlyssesAttention
 
-__all__ = ["Cut", "GatheredAttention", "RingAttention", "UlyssesAttention"]
+__all__ = ["Cut", "GatheredAttention", "RingAttention", "SequencePart", "UlyssesAttention"]

@@ -30,7 +30,7 @@ def scores_of(q: Tensor, k: Tensor, causal: bool) -> Tensor:
         k: [b, h_kv, s_k, d].
         causal: the block is on the diagonal: its queries and keys are of the same tokens.
     """
-    scores = (q @ k.unsqueeze(2).mT).to(wide(q.dtype)) * q.shape[-1] ** -0.5
+    scores = (q @ k.unsqueeze(2).mT).to(wide(q.dtype)).mul_(q.shape[-1] ** -0.5)
     if causal:
         after = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores.masked_fill_(after, float("-inf"))
@@ -75,7 +75,8 @@ def block_backward(
     grouped, grad = q.unflatten(1, heads), grad.unflatten(1, heads).to(lse.dtype)
     p = scores_of(grouped, k, causal).sub_(lse.unflatten(1, heads)).exp_()
     dv = (p.mT @ grad).sum(2)
-    ds = p.mul_(grad @ v.unsqueeze(2).mT.to(p.dtype) - delta.unflatten(1, heads)).mul_(q.shape[-1] ** -0.5)
+    of_p = (grad @ v.unsqueeze(2).mT.to(p.dtype)).sub_(delta.unflatten(1, heads))
+    ds = p.mul_(of_p).mul_(q.shape[-1] ** -0.5)
     dq = (ds @ k.unsqueeze(2).to(ds.dtype)).flatten(1, 2)
     dk = (ds.mT @ grouped.to(ds.dtype)).sum(2)
     return dq, dk, dv

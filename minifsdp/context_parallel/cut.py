@@ -75,12 +75,32 @@ class Cut:
         chunks = dict(zip(numbers, (chunk for part in parts for chunk in part.chunk(per_rank, dim)), strict=True))
         return torch.cat([chunks[number] for number in sorted(chunks)], dim)
 
-    def positions(self, rank: int, length: int, device: torch.device) -> Tensor:
-        """Where a rank's `length` tokens stand in their sequence, int64 [length]."""
-        return self.take(torch.arange(length * self.ranks, device=device), rank, 0)
-
     def work(self, rank: int, causal: bool = True) -> float:
         """A rank's share of all pairs of tokens that attend to each other, as a part of 1, for long sequences."""
         if not causal:
             return 1 / self.ranks
         return sum(2 * number + 1 for number in self.of_rank(rank)) / self.chunks**2
+
+
+@dataclass(frozen=True)
+class SequencePart:
+    """The tokens of one rank.
+
+    Attributes:
+        cut: who has which.
+        rank: whose part it is.
+    """
+
+    cut: Cut = Cut()
+    rank: int = 0
+
+    def take(self, whole: Tensor) -> Tensor:
+        """Its tokens of sequences [b, s]: [b, s / c], contiguous; errors as of `Cut.take`."""
+        return self.cut.take(whole, self.rank, 1).contiguous()
+
+    def positions(self, length: int, device: torch.device) -> Tensor:
+        """Where its `length` tokens stand in their sequence, int64 [length]."""
+        mine = self.cut.of_rank(self.rank)
+        size = length // len(mine)
+        chunks = [torch.arange(number * size, (number + 1) * size, device=device) for number in mine]
+        return chunks[0] if len(chunks) == 1 else torch.cat(chunks)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function
 
-from minifsdp import comm, device
+from minifsdp import comm
 from minifsdp.comm import Group
 from minifsdp.context_parallel.blocks import check
 from minifsdp.context_parallel.cut import Cut
@@ -32,11 +32,11 @@ class GatheredAttention:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         check(q, k, v, self.cut)
-        every: Tensor = _Gather.apply(torch.stack([k, v]), self.group)  # [c, 2, b, h_kv, s / c, d]
-        keys, values = self.cut.join(every.unbind(), -2).unbind()
+        keys, values = _Gather.apply(torch.stack([k, v]), self.group, self.cut)  # type: ignore[no-untyped-call]
         mine = self.cut.of_rank(self.group.rank())
         queries = zip(mine, q.chunk(len(mine), -2), strict=True)
-        return torch.cat([self.attend(number, chunk, keys, values) for number, chunk in queries], -2)
+        outs = [self.attend(number, chunk, keys, values) for number, chunk in queries]
+        return outs[0] if len(outs) == 1 else torch.cat(outs, -2)
 
     def attend(self, number: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Chunk `number` of the queries, with the keys up to its end."""
@@ -50,17 +50,18 @@ class GatheredAttention:
 
 
 class _Gather(Function):
-    """Every rank's part, [c, *part], in rank order; backward: the sum over the ranks of this rank's part's gradient."""
+    """Parts [..., s / c, d] of all ranks as [..., s, d]; backward: this rank's part of the sum of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        every = device.empty(group.size() * part.numel(), part.dtype, "communication", part.device)
-        comm.all_gather(every, part.flatten(), group).wait()
-        return every.view(group.size(), *part.shape)
+    def forward(ctx: Any, part: Tensor, group: Group, cut: Cut) -> Tensor:
+        ctx.group, ctx.cut = group, cut
+        every = part.new_empty(group.size(), *part.shape)
+        comm.all_gather(every.flatten(), part.flatten(), group).wait()
+        return cut.join(every.unbind(), -2)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        part = device.empty(grad[0].numel(), grad.dtype, "communication", grad.device)
-        comm.reduce_scatter(part, grad.flatten(), ctx.group).wait()
-        return part.view(grad.shape[1:]), None
+        every = torch.stack([ctx.cut.take(grad, rank, -2) for rank in range(ctx.group.size())])
+        part = torch.empty_like(every[0])
+        comm.reduce_scatter(part.flatten(), every.flatten(), ctx.group, role=None).wait()
+        return part, None, None

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from minifsdp import device
 from minifsdp.comm import Group
 from minifsdp.context_parallel.blocks import add_block, block, block_backward, check, wide
 from minifsdp.context_parallel.cut import Cut
@@ -50,7 +49,7 @@ class RingAttention:
             ValueError: it does not, the shapes do not fit, or the tokens are not equal chunks.
         """
         check(q, k, v, self.cut)
-        out: Tensor = _Ring.apply(q, k, v, self)
+        out: Tensor = _Ring.apply(q, k, v, self)  # type: ignore[no-untyped-call]
         return out
 
     def blocks(self, owner: int) -> Iterator[tuple[int, int, bool]]:
@@ -68,14 +67,14 @@ class RingAttention:
 class _Ring(Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingAttention) -> Tensor:
-        out = torch.zeros(q.shape, dtype=wide(q.dtype), device=q.device)
+        out = torch.zeros(*q.transpose(1, 2).shape, dtype=wide(q.dtype), device=q.device).transpose(1, 2)
         lse = out.new_full((*q.shape[:-1], 1), float("-inf"))
         queries = list(zip(*map(ring.chunks, (q, out, lse)), strict=True))
         for owner, kv in rounds(torch.stack([k, v]), ring.group):
             keys = ring.chunks(kv)
             for mine, theirs, causal in ring.blocks(owner):
-                chunk, its_out, its_lse = queries[mine]
-                add_block(its_out, its_lse, block(chunk, *keys[theirs], causal))
+                (chunk, its_out, its_lse), (k_chunk, v_chunk) = queries[mine], keys[theirs]
+                add_block(its_out, its_lse, block(chunk, k_chunk, v_chunk, causal))
         ctx.ring = ring
         ctx.save_for_backward(q, k, v, out, lse)
         return out.to(q.dtype)
@@ -92,8 +91,8 @@ class _Ring(Function):
             partial = torch.zeros(kv.shape, dtype=out.dtype, device=kv.device)
             keys, sums = ring.chunks(kv), ring.chunks(partial)
             for mine, theirs, causal in ring.blocks(owner):
-                chunk, its_grad, its_lse, its_delta, its_dq = queries[mine]
-                of_q, *of_kv = block_backward(its_grad, chunk, *keys[theirs], its_lse, its_delta, causal)
+                (chunk, its_grad, its_lse, its_delta, its_dq), (k_chunk, v_chunk) = queries[mine], keys[theirs]
+                of_q, *of_kv = block_backward(its_grad, chunk, k_chunk, v_chunk, its_lse, its_delta, causal)
                 its_dq.add_(of_q)
                 sums[theirs].add_(torch.stack(of_kv))
             if own is None:  # the sum of the others' parts ends here, after all hops
@@ -116,17 +115,16 @@ def rounds(kv: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
 
 
 class Hop:
-    """A tensor on its way to the right neighbour, and that of the left one, of the same shape, on its way here.
-
-    Owns the memory of both until `wait`, which returns what has arrived.
-    """
+    """A tensor on its way to the right neighbour, and that of the left one, of the same shape, on its way here."""
 
     def __init__(self, leaving: Tensor, group: Group) -> None:
-        buffer = device.empty(leaving.numel(), leaving.dtype, "communication", leaving.device)
-        self.leaving, self.arriving = leaving, buffer.view_as(leaving)
+        self.leaving, self.arriving = leaving, torch.empty_like(leaving)
         self.handles = pass_on(self.leaving, self.arriving, group)
 
     def wait(self) -> Tensor:
+        """What has arrived; this no longer holds either."""
         for handle in self.handles:
             handle.wait()
-        return self.arriving
+        arrived = self.arriving
+        del self.leaving, self.arriving, self.handles
+        return arrived

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function
 
-from minifsdp import comm, device
+from minifsdp import comm
 from minifsdp.comm import Group
 from minifsdp.context_parallel.blocks import check
 from minifsdp.context_parallel.cut import Cut
@@ -46,9 +46,9 @@ class UlyssesAttention:
             [*of_q, *(h + head for head in of_k), *(h + h_kv + head for head in of_k)]
             for of_q, of_k in zip(queries, keys, strict=True)
         ]
-        heads: Tensor = _ToHeads.apply(torch.cat([q, k, v], 1), Way(self.group, self.cut, all_three))
+        heads: Tensor = _ToHeads.apply(torch.cat([q, k, v], 1), Way(self.group, self.cut, all_three))  # type: ignore[no-untyped-call]
         out = self.attend(heads, [head // (h // h_kv) - keys[rank].start for head in queries[rank]])
-        back: Tensor = _ToSequence.apply(out, Way(self.group, self.cut, queries))
+        back: Tensor = _ToSequence.apply(out, Way(self.group, self.cut, queries))  # type: ignore[no-untyped-call]
         return back
 
     def attend(self, heads: Tensor, keys: Sequence[int]) -> Tensor:
@@ -106,7 +106,7 @@ def exchange(leaving: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], group
     """An all-to-all of tensors: one for each rank, for one from each rank, of these shapes."""
     outgoing = torch.cat([part.flatten() for part in leaving])
     sizes = [prod(shape) for shape in shapes]
-    buffer = device.empty(sum(sizes), outgoing.dtype, "communication", outgoing.device)
+    buffer = outgoing.new_empty(sum(sizes))
     comm.all_to_all(buffer, outgoing, group, sizes, [part.numel() for part in leaving]).wait()
     return [part.view(shape) for part, shape in zip(buffer.split(sizes), shapes, strict=True)]
 

@@ -36,41 +36,14 @@ recomputed keeps its own input, and nothing else: 2 sbh in the paper, bsh elemen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minifsdp.cost.data_parallel import Setting
+from minifsdp.cost import context_parallel
+from minifsdp.cost.sizes import Sizes as Sizes
 
 _INDEX, _FLAG = 8, 1  # bytes of an int64 and of a bool
 _QUERIES = 32  # a GPU's memory-efficient kernel pads the queries of a head to a multiple of this
 _ALIGNMENT = 16  # bytes: of its heads
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """A rank's batch and the model.
-
-    Attributes:
-        batch, context: sequences that the rank sees, and their tokens.
-        width, heads: of the model; the ranks divide the heads.
-        vocabulary: tokens of the head that the rank has.
-        itemsize: bytes per element.
-        on_gpu: attention runs on a GPU.
-    """
-
-    batch: int
-    context: int
-    width: int
-    heads: int
-    vocabulary: int
-    itemsize: int = 4
-    on_gpu: bool = False
-
-    @classmethod
-    def of(cls, shapes: Sequence[Sequence[int]], heads: int, batch: int, setting: Setting) -> Sizes:
-        """Of a model whose root's first parameters, the embeddings of tokens and positions, have these shapes."""
-        (vocabulary, width), (context, _) = shapes[:2]
-        return cls(batch, context, width, heads, vocabulary, setting.itemsize, setting.runs_behind)
 
 
 @dataclass(frozen=True)
@@ -104,9 +77,7 @@ def kept_by_block(sizes: Sizes, cut: Cut) -> dict[str, int]:
         "input of norm1": whole // between,
         "statistics of norm1": 2 * token // between,
         "input of qkv": whole // gathered,
-        "q, k, v": 3 * whole // t,
         **kept_by_attention(sizes, t),
-        "input of out": whole // t,
         "input of norm2": whole // between,
         "statistics of norm2": 2 * token // between,
         "input of up": whole // gathered,
@@ -116,18 +87,21 @@ def kept_by_block(sizes: Sizes, cut: Cut) -> dict[str, int]:
 
 
 def kept_by_attention(sizes: Sizes, ranks: int) -> dict[str, int]:
-    """Bytes that a rank's attention keeps besides q, k, v and its output.
+    """Bytes by what keeps them, from q, k and v to the input of the layer behind.
 
     On a GPU, float32 goes to the memory-efficient kernel, which pads its queries and keeps the random state of a
     dropout. If the heads are no multiple of 16 bytes, no fused kernel takes them, and the softmax is kept as in the
     paper (torch: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, and kAlignLSE in attention.cu).
     """
-    rows = sizes.itemsize * sizes.batch * sizes.heads // ranks
+    if sizes.attention.ranks > 1:
+        return dict(context_parallel.kept(sizes, ranks))
+    rows, q = sizes.itemsize * sizes.batch * sizes.heads // ranks, context_parallel.queries(sizes, ranks)
+    ends = {"q, k, v": 3 * q, "input of out": q}
     if not sizes.on_gpu:
-        return {"logsumexp": rows * sizes.context}
+        return {**ends, "logsumexp": rows * sizes.context}
     if sizes.itemsize * sizes.width // sizes.heads % _ALIGNMENT:
-        return {"softmax": rows * sizes.context**2}
-    return {"logsumexp": rows * -(-sizes.context // _QUERIES) * _QUERIES, "random state": 2 * _INDEX}
+        return {**ends, "softmax": rows * sizes.context**2}
+    return {**ends, "logsumexp": rows * -(-sizes.context // _QUERIES) * _QUERIES, "random state": 2 * _INDEX}
 
 
 def kept_before_blocks(sizes: Sizes, cut: Cut | None) -> dict[str, int]:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
-from minifsdp.cost import data_parallel, pipeline, walk
+from minifsdp.cost import context_parallel, data_parallel, pipeline, walk
 from minifsdp.cost.data_parallel import Setting
 from minifsdp.cost.fsdp2 import kept_by_rank
 from minifsdp.cost.model import Model
@@ -26,6 +26,7 @@ from minifsdp.cost.total import Divided, StepBytes, bucketed, cost, divide
 if TYPE_CHECKING:
     from minifsdp.recipe import Recipe
 
+_INDEX = 8  # bytes of a token
 _LOSS = 8  # bytes of a pipeline's loss, which the last stage sends to all as a float64
 
 
@@ -35,7 +36,13 @@ def peak(model: Model, recipe: Recipe, rank: int, setting: Setting) -> int:
     losses = mine.sizes.itemsize * (recipe.micro_batches + 1)
     updating = losses + gradients_in_step(held, recipe) + optimizer_step(tensors(mine, recipe))
     working = max(updating, *passes(mine, recipe, held, recipe.mesh.place(rank, "pp")))
-    return held.parameters + held.optimizer + working + dropped_late(mine, recipe)
+    return held.parameters + held.optimizer + taken(mine, recipe) + working + dropped_late(mine, recipe)
+
+
+def taken(mine: Divided, recipe: Recipe) -> int:
+    """Bytes of the part of the batch's tokens and targets that is cut out of whole sequences."""
+    rows = mine.sizes.batch * recipe.micro_batches
+    return 2 * _INDEX * rows * mine.sizes.context if recipe.mesh.cp > 1 else 0
 
 
 def dropped_late(mine: Divided, recipe: Recipe) -> int:
@@ -43,7 +50,9 @@ def dropped_late(mine: Divided, recipe: Recipe) -> int:
 
     Resizing frees the buffers of data parallelism, despite any remaining reference.
     """
-    return pipeline.stream(mine.sizes) if recipe.mesh.tp > 1 or recipe.mesh.pp > 1 else 0
+    between = pipeline.stream(mine.sizes) if recipe.mesh.tp > 1 or recipe.mesh.pp > 1 else 0
+    ring = recipe.context is not None and recipe.context.attention == "ring" and recipe.mesh.cp > 1
+    return max(between, 2 * context_parallel.queries(mine.sizes, recipe.mesh.tp) if ring else 0)
 
 
 def passes(mine: Divided, recipe: Recipe, held: StepBytes, place: int) -> Iterator[int]:
@@ -98,7 +107,7 @@ def always_there(mine: Divided, recipe: Recipe, held: StepBytes) -> int:
 def gradients_in_step(held: StepBytes, recipe: Recipe) -> int:
     """Bytes of gradients while the optimizer computes: ZeRO-1 has the shards of the means as well."""
     if recipe.data is not None and recipe.data.kind == "zero1":
-        return held.gradients + held.parameters // recipe.mesh.dp
+        return held.gradients + held.parameters // recipe.mesh.with_different_tokens
     return held.gradients
 
 

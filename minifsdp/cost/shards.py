@@ -24,7 +24,8 @@ from minifsdp.cost.total import Divided, of_fsdp, of_fsdp2, zero2_levels
 from minifsdp.cost.walk import Moment
 
 if TYPE_CHECKING:
-    from minifsdp.recipe import DataParallel, Recipe
+    from minifsdp.divisions import DataParallel
+    from minifsdp.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,17 @@ from itertools import compress, islice
 from typing import TYPE_CHECKING, Any
 
 from minifsdp.cost import activations, data_parallel, pipeline, tensor_parallel, zero2
-from minifsdp.cost.activations import Cut, Sizes
+from minifsdp.cost.activations import Cut
 from minifsdp.cost.data_parallel import Bytes, Setting
-from minifsdp.cost.faults import fault, unpredicted
+from minifsdp.cost.faults import fault, indivisible, unpredicted
 from minifsdp.cost.fsdp2 import Buffers, fsdp2
 from minifsdp.cost.model import CUTS, Model, part, stages
 from minifsdp.cost.pipeline import Stage
+from minifsdp.cost.sizes import Attention, Sizes
 
 if TYPE_CHECKING:
-    from minifsdp.recipe import DataParallel, Recipe
+    from minifsdp.divisions import DataParallel
+    from minifsdp.recipe import Recipe
 
 CAP = 2**19  # bytes of a bucket: half a MiB, as build.py has it
 
@@ -43,8 +45,8 @@ class Divided:
         parts: of each of this rank's stages its part.
         cut: of layers by tensor parallelism; None: they are whole.
         sizes: what a micro-batch's activations depend on.
-        over: the setting along an axis: its ranks, and this rank's place. "shard": the ranks of "dp" that have
-            different shards.
+        over: the setting along an axis: its ranks, and this rank's place. "dp": those that average gradients; "shard":
+            those of them that have different shards.
     """
 
     every: Sequence[Model]
@@ -62,13 +64,12 @@ def divide(model: Model, recipe: Recipe, rank: int, setting: Setting) -> Divided
         raise ValueError(f"{recipe}: rank {rank} of {recipe.mesh.ranks} ranks: choose 0 to {recipe.mesh.ranks - 1}")
     if found := _too_long(model, recipe, setting.context):
         raise ValueError(f"{recipe}: {found}")
-    replicas, micros = recipe.mesh.dp, recipe.micro_batches
+    mesh, tensor, replicas, micros = recipe.mesh, recipe.tensor, recipe.mesh.dp, recipe.micro_batches
     if setting.batch % (replicas * micros):
         raise ValueError(
             f"{recipe}: {setting.batch} rows are not {replicas} replicas' {micros} micro-batches each: choose a "
             f"multiple of {replicas * micros}"
         )
-    mesh, tensor = recipe.mesh, recipe.tensor
     every = stages(model, 1 + max(stage for did in recipe.actions for stage, _, _ in did))
     mine = [every[number] for number in sorted({stage for stage, _, _ in recipe.actions[mesh.place(rank, "pp")]})]
     cut = (
@@ -77,11 +78,17 @@ def divide(model: Model, recipe: Recipe, rank: int, setting: Setting) -> Divided
         else Cut(mesh.tp, tensor.sequence, tensor.regather, adds_bias=mesh.place(rank, "tp") == 0)
     )
     parts = mine if cut is None else [part(stage, mesh.tp, mesh.place(rank, "tp")) for stage in mine]
-    over = {axis: replace(setting, ranks=mesh.size(axis), rank=mesh.place(rank, axis)) for axis in ("dp", "tp")}
-    shards = mesh.dp // mesh.replicate
-    over["shard"] = replace(setting, ranks=shards, rank=mesh.place(rank, "dp") % shards)
-    rows = setting.batch // replicas // micros
-    return Divided(every, parts, cut, _sizes(model, parts[-1], rows, setting), over)
+    averaging = mesh.averaging(rank)
+    place, shards = averaging.index(rank), len(averaging) // mesh.replicate
+    over = {
+        "dp": replace(setting, ranks=len(averaging), rank=place),
+        "shard": replace(setting, ranks=shards, rank=place % shards),
+        "tp": replace(setting, ranks=mesh.tp, rank=mesh.place(rank, "tp")),
+    }
+    rows, attention = setting.batch // replicas // micros, Attention()
+    if recipe.context is not None:
+        attention = Attention(mesh.cp, mesh.place(rank, "cp"), recipe.context.attention, recipe.context.zigzag)
+    return Divided(every, parts, cut, _sizes(model, parts[-1], rows, setting, attention), over)
 
 
 def _too_long(model: Model, recipe: Recipe, length: int) -> str:
@@ -89,9 +96,7 @@ def _too_long(model: Model, recipe: Recipe, length: int) -> str:
     context, _ = model.root["position.weight"]
     if not 0 <= length <= context:
         return f"sequences of {length} tokens in a model with context {context}: choose 1 to {context}, or 0 for all"
-    if recipe.tensor is not None and recipe.tensor.sequence and length % recipe.mesh.tp:
-        return f"{length} tokens cannot be shared by {recipe.mesh.tp} ranks: choose a multiple of {recipe.mesh.tp}"
-    return ""
+    return indivisible(recipe, length)
 
 
 def cost(model: Model, recipe: Recipe, rank: int, setting: Setting) -> StepBytes:
@@ -113,14 +118,13 @@ def cost(model: Model, recipe: Recipe, rank: int, setting: Setting) -> StepBytes
     return StepBytes(**asdict(held), activations=_activations(mine, recipe, recipe.mesh.place(rank, "pp")))
 
 
-def _sizes(model: Model, last: Model, rows: int, setting: Setting) -> Sizes:
+def _sizes(model: Model, last: Model, rows: int, setting: Setting, attention: Attention) -> Sizes:
     """Of a micro-batch; `last` has this rank's part of the head, if the rank has one."""
     (vocabulary, width), (context, _) = model.root["embed.weight"], model.root["position.weight"]
     of_head = "head.weight" if "head.weight" in last.root else "embed.weight"  # tied: the embedding's
     vocabulary, _ = last.root.get(of_head, (vocabulary, width))
-    return Sizes(
-        rows, setting.context or context, width, model.heads, vocabulary, setting.itemsize, setting.runs_behind
-    )
+    tokens = (setting.context or context) // attention.ranks
+    return Sizes(rows, tokens, width, model.heads, vocabulary, setting.itemsize, setting.runs_behind, attention)
 
 
 def _shards(mine: Divided, recipe: Recipe) -> Bytes:
@@ -129,8 +133,8 @@ def _shards(mine: Divided, recipe: Recipe) -> Bytes:
     numels = [numel for part in parts for numel in part.parameters]
     accumulates = recipe.micro_batches > 1
     if data is None or data.kind == "ddp":
-        copied = data_parallel.buckets(numels, CAP, setting.itemsize) if data and data.when == "buckets" else [0]
-        return data_parallel.ddp(numels, setting, max(copied))
+        copies = data is not None and data.when == "buckets"
+        return data_parallel.ddp(numels, setting, max(buckets_of_ddp(parts, setting)) if copies else 0)
     if data.kind == "zero1":
         return data_parallel.zero1(*bucketed(parts, recipe, setting))
     if data.kind == "zero2":
@@ -142,6 +146,11 @@ def _shards(mine: Divided, recipe: Recipe) -> Bytes:
     if recipe.pipeline is not None:
         return pipeline.fsdp2([part.shapes for part in parts], over)
     return _fsdp2(parts[0], data, over)
+
+
+def buckets_of_ddp(parts: Sequence[Model], setting: Setting) -> list[int]:
+    """Elements of each bucket; every stage has its own."""
+    return [numel for part in parts for numel in data_parallel.buckets(part.parameters, CAP, setting.itemsize)]
 
 
 def bucketed(parts: Sequence[Model], recipe: Recipe, setting: Setting) -> tuple[list[int], int, Setting, list[int]]:

@@ -9,15 +9,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from minifsdp.cost import data_parallel, pipeline
+from minifsdp.cost import context_parallel, data_parallel, pipeline
 from minifsdp.cost.data_parallel import Setting
 from minifsdp.cost.fsdp2 import Buffers
 from minifsdp.cost.model import Model
 from minifsdp.cost.tensor_parallel import summed, sums_one_by_one
-from minifsdp.cost.total import CAP, Divided, bucketed, divide
+from minifsdp.cost.total import Divided, bucketed, buckets_of_ddp, divide
 
 if TYPE_CHECKING:
-    from minifsdp.recipe import DataParallel, Recipe
+    from minifsdp.divisions import DataParallel
+    from minifsdp.recipe import Recipe
 
 _INT, _DOUBLE = 4, 8  # bytes
 
@@ -26,7 +27,8 @@ class Message(NamedTuple):
     """Calls of one kind.
 
     Attributes:
-        axis: of the mesh; of hybrid sharding "shard" and "replicate" instead of "dp".
+        axis: of the mesh; of ranks that average gradients "dp", "cp" or "dp_cp", whichever have several (mesh.py), and
+            of hybrid sharding "shard" and "replicate".
         op: such as "all_gather".
         payload: bytes of each.
     """
@@ -48,7 +50,9 @@ def sent(model: Model, recipe: Recipe, rank: int, setting: Setting) -> Counter[M
         calls.update(_tensor(mine, recipe, setting))
     if recipe.mesh.pp > 1:
         calls.update(_pipeline(mine, recipe, recipe.mesh.place(rank, "pp")))
-    if recipe.data is not None and recipe.mesh.dp > 1:
+    if recipe.mesh.cp > 1:
+        calls.update(_context(mine, recipe))
+    if recipe.data is not None and recipe.mesh.with_different_tokens > 1:
         calls.update(_data(mine, recipe, recipe.data))
     return calls
 
@@ -97,16 +101,25 @@ def _pipeline(mine: Divided, recipe: Recipe, place: int) -> Counter[Message]:
     return Counter({activations: messages, Message("pp", "broadcast", _DOUBLE * recipe.micro_batches): 1})
 
 
+def _context(mine: Divided, recipe: Recipe) -> Counter[Message]:
+    """Of each block's attention: keys and values to the other ranks and their gradients back, or heads and back."""
+    times = recipe.micro_batches * sum(len(part.blocks) for part in mine.parts)
+    calls: Counter[Message] = Counter()
+    for op, payload in context_parallel.payloads(mine.sizes, recipe.mesh.tp):
+        calls[Message("cp", op, payload)] += times
+    return calls
+
+
 def _data(mine: Divided, recipe: Recipe, data: DataParallel) -> Counter[Message]:
     """Of each bucket or unit what pipeline.data_parallel says."""
-    setting, micros = mine.over["dp"], recipe.micro_batches
+    setting, micros, axis = mine.over["dp"], recipe.micro_batches, recipe.mesh.of_gradients
     numels = [numel for part in mine.parts for numel in part.parameters]
     if data.kind == "ddp":
-        sizes = numels if data.when == "parameters" else data_parallel.buckets(numels, CAP, setting.itemsize)
-        return Counter(Message("dp", "all_reduce", setting.itemsize * numel) for numel in sizes)
+        sizes = numels if data.when == "parameters" else buckets_of_ddp(mine.parts, setting)
+        return Counter(Message(axis, "all_reduce", setting.itemsize * numel) for numel in sizes)
     calls: Counter[Message] = Counter()
     if data.kind.startswith("zero"):
-        calls[Message("dp", "all_reduce", _INT * len(numels))] += 1  # which of them have a gradient
+        calls[Message(axis, "all_reduce", _INT * len(numels))] += 1  # which of them have a gradient
     for size, is_root in _buffers(mine, recipe, data):
         name = "fsdp-grad-op" if data.kind == "fsdp" and not data.reshard else data.kind
         repeats = pipeline.data_parallel(name, micros, is_root)
@@ -114,12 +127,12 @@ def _data(mine: Divided, recipe: Recipe, data: DataParallel) -> Counter[Message]
             repeats = repeats._replace(reductions=len(mine.parts) * micros)
         if data.kind == "fsdp2" and recipe.pipeline is None and data.reshard and not is_root:
             repeats = repeats._replace(gathers=2)
-        axis = "shard" if recipe.mesh.replicate > 1 else "dp"
+        axis, copies = recipe.mesh.of_shards
         calls[Message(axis, "all_gather", size)] += repeats.gathers
         calls[Message(axis, "reduce_scatter", size)] += repeats.reductions
         if recipe.mesh.replicate > 1:
-            share = size * recipe.mesh.replicate // recipe.mesh.dp
-            calls[Message("replicate", "all_reduce", share)] += repeats.reductions
+            share = size // mine.over["shard"].ranks
+            calls[Message(copies, "all_reduce", share)] += repeats.reductions
     return calls
 
 

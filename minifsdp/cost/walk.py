@@ -20,10 +20,12 @@ A collective between layers has buffers of its own (`Copies`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from minifsdp.cost import context_parallel
 from minifsdp.cost.activations import Cut, Sizes, kept_after_blocks, kept_before_blocks, kept_by_block
 from minifsdp.cost.model import BEFORE_BLOCKS, Model, Unit
 
@@ -33,7 +35,10 @@ _USED = {  # what a layer's backward is the last to read
     "up": ("input of up",),
     "norm2": ("input of norm2", "statistics of norm2"),
     "out": (),
-    "attention": ("input of out", "q, k, v", "logsumexp", "softmax", "random state"),
+    "attention": (
+        *("input of out", "q, k, v", "logsumexp", "softmax", "random state"),
+        *("keys and values of all", "masks", "output of attention"),
+    ),
     "fused": (),
     "qkv": ("input of qkv",),
     "norm1": ("input of norm1", "statistics of norm1"),
@@ -112,6 +117,8 @@ def forward(stage: Model, sizes: Sizes, cut: Cut | None, kept: int) -> Iterator[
         kept += sum(kept_before_blocks(sizes, cut).values())
         yield Moment(0, kept + copies.stream + copies.summing)
     for number in range(1, len(stage.blocks) + 1):
+        if sizes.attention.ranks > 1:
+            yield Moment(number, kept + before_attention(sizes, cut or Cut()) + copies.stream)
         kept += sum(kept_by_block(sizes, cut or Cut()).values())
         yield Moment(number, kept + copies.stream + copies.summing)
     if stage.is_last:
@@ -119,6 +126,13 @@ def forward(stage: Model, sizes: Sizes, cut: Cut | None, kept: int) -> Iterator[
         small = 0 if cut is None else 8 * sizes.itemsize * sizes.batch * sizes.context  # a few numbers for each token
         logits = _logits(sizes)  # and, where each rank has some of them, their exponentials
         yield Moment(len(stage.blocks) + 1, kept + after + logits + (logits if cut is not None else 0) + small)
+
+
+def before_attention(sizes: Sizes, cut: Cut) -> int:
+    """Bytes that a block has kept by the end of its attention, and the temporaries of that."""
+    kept = kept_by_block(sizes, cut)
+    behind = itertools.dropwhile(lambda name: name != "input of norm2", kept)
+    return sum(kept.values()) - sum(kept[name] for name in behind) + context_parallel.in_forward(sizes, cut.ranks)
 
 
 def _logits(sizes: Sizes) -> int:
@@ -171,7 +185,7 @@ def _block(block: Unit, number: int, sizes: Sizes, cut: Cut, kept: int, made: in
         "up": 4 * part + whole + again,
         "norm2": 2 * stream,
         "out": spread + part,
-        "attention": 4 * part,
+        "attention": 4 * part if sizes.attention.ranks == 1 else part + context_parallel.in_backward(sizes, cut.ranks),
         "fused": 6 * part,
         "qkv": 3 * part + whole + again,
         "norm1": 2 * stream,

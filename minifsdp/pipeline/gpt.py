@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
-from torch import Tensor
-
 from minifsdp.gpt import GPT, GPTStage
 from minifsdp.pipeline.balance import divide
 
@@ -27,8 +24,3 @@ def split_gpt(model: GPT, stages: int, stage: int, tied: bool = False) -> GPTSta
         )
     blocks = divide([str(number) for number in range(len(model.blocks))], stages)[stage]
     return GPTStage(model, [int(number) for number in blocks], stage == 0, stage == stages - 1)
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The loss of the last stage's logits [b, s, V] for targets [b, s]."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from minifsdp.losses import Loss
 from minifsdp.pipeline.actions import Action
 from minifsdp.pipeline.schedule import Schedule
 from minifsdp.trainer import Tell, phase
@@ -23,8 +24,8 @@ class InTurns:
     def __init__(self, schedule: Schedule, *ends: Any) -> None:
         self.schedule, self.ends = schedule, ends
 
-    def __call__(self, tokens: Tensor, targets: Tensor, tell: Tell) -> Tensor:
-        """The mean of the micro-batches' losses, on every rank.
+    def __call__(self, tokens: Tensor, targets: Tensor, tell: Tell, loss: Loss | None = None) -> Tensor:
+        """The mean of the micro-batches' losses, on every rank; `loss`, if given, is each one's.
 
         "backward" begins with this rank's first one. All ranks of a pipeline are given the same rows.
 
@@ -50,7 +51,8 @@ class InTurns:
             executor.observers[:] = [before]
             target = targets if any(stage.is_last for stage in stages) else None
             given = [tokens] if any(stage.is_first for stage in stages) else []
-            self.schedule.step(*given, target=target, losses=losses, return_outputs=False)
+            named = {} if loss is None else {"loss": loss}
+            self.schedule.step(*given, target=target, losses=losses, return_outputs=False, loss_kwargs=named)
             for end in self.ends:
                 end()
         return self.schedule.share_losses(losses).mean()

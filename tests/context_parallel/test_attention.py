@@ -17,6 +17,7 @@ from torch import Tensor
 from minifsdp import comm
 from minifsdp.context_parallel import Cut, GatheredAttention, RingAttention, UlyssesAttention, ring_attention
 from minifsdp.context_parallel.blocks import add_block, block
+from minifsdp.context_parallel.cut import SequencePart
 
 check = Checks(__name__)
 
@@ -156,7 +157,7 @@ class TestCut:
         assert [part.shape for part in parts] == [(2, whole.shape[1] // ranks)] * ranks
         assert torch.equal(cut.join(parts, 1), whole)
         here = torch.device("cpu")
-        assert [cut.positions(rank, parts[0].shape[1], here).tolist() for rank in range(ranks)] == [
+        assert [SequencePart(cut, rank).positions(parts[0].shape[1], here).tolist() for rank in range(ranks)] == [
             part[0].tolist() for part in parts
         ]
 

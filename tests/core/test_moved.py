@@ -87,7 +87,9 @@ NAMES = {  # of the last release's modules, which are elsewhere now
     ),
     "minifsdp.fsdp2.api": "CPUOffloadPolicy MixedPrecisionPolicy OffloadPolicy fully_shard",
     "minifsdp.pipeline.actions": "parse read_csv write_csv",
+    "minifsdp.pipeline.gpt": "cross_entropy",
     "minifsdp.pipeline.torch_api.api": "from_csv",
+    "minifsdp.recipe": "ORDERS PRECISIONS SCHEDULES",
     "minifsdp.tensor_parallel.prepare": "PrepareModuleInputOutput PrepareModuleOutput",
 }
 OLD_NAMES = [(module, name) for module, names in NAMES.items() for name in names.split()]

@@ -18,8 +18,8 @@ from minifsdp.checkpoint import StateDictOptions, get_state_dict, set_state_dict
 from minifsdp.ddp import DistributedDataParallel
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.gpt import GPT
+from minifsdp.losses import cross_entropy
 from minifsdp.pipeline import divide, keep_transformers_stage, split_gpt
-from minifsdp.pipeline.gpt import cross_entropy
 from minifsdp.pipeline.tied import TiedWeight
 from minifsdp.zero import Zero1Optimizer, Zero2Optimizer
 

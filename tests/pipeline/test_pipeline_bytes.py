@@ -20,8 +20,8 @@ from minifsdp.fsdp import FullyShardedDataParallel, ShardingStrategy
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.gpt import GPT, Block
 from minifsdp.instruments.watch.ledger import Ledger
+from minifsdp.losses import cross_entropy
 from minifsdp.pipeline import split_gpt
-from minifsdp.pipeline.gpt import cross_entropy
 from minifsdp.pipeline.schedules.interleaved import interleaved
 from minifsdp.pipeline.schedules.one_f_one_b import one_f_one_b
 from minifsdp.pipeline.schedules.zero_bubble import zero_bubble

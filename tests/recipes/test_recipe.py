@@ -34,6 +34,7 @@ from minifsdp.cost.total import cost
 from minifsdp.cost.traffic import sent
 from minifsdp.cost.zero2 import Arrival, levels
 from minifsdp.course.ladder.outline import outline
+from minifsdp.divisions import ORDERS, SCHEDULES, DataParallel, PipelineParallel, TensorParallel
 from minifsdp.gpt import GPT, GPTStage
 from minifsdp.mesh import AXES, Mesh
 from minifsdp.moved import MOVED
@@ -41,7 +42,7 @@ from minifsdp.pipeline.actions import check_complete
 from minifsdp.pipeline.messages import check_order
 from minifsdp.pipeline.schedules.orders import count_stages
 from minifsdp.pipeline.simulate import simulate
-from minifsdp.recipe import ORDERS, SCHEDULES, DataParallel, PipelineParallel, Recipe, TensorParallel
+from minifsdp.recipe import Recipe
 
 SIZES = st.integers(1, 4)
 
@@ -159,8 +160,8 @@ def test_a_stage_refuses_longer_sequences_than_its_model() -> None:
         ("pp=2,order=naive,micro=4", "micro=4 has no effect with order=naive"),
         ("pp=2,dp=2,limit=3", "limit=3 with data=fsdp2 and pp: units stay gathered"),
         ("dp=0", "dp=0: an axis has at least 1 rank"),
-        ("cp=2", "cp=2: context parallelism is not supported yet"),
         ("ep=2", "ep=2: expert parallelism is not supported yet"),
+        ("cp=2,attention=star", "attention=star: choose from ring, gathered, ulysses"),
         ("zero=4,dp=2", "zero=4: choose from 0, 1, 2, 3"),
         ("dp=2,data=fsdp3", "data=fsdp3: choose from ddp"),
         ("dp=2,zero=1,schedule=limit", "schedule=limit: choose from buckets"),
@@ -292,7 +293,7 @@ def test_the_arithmetic_refuses_what_it_does_not_predict(
         ("dp=2", 2, 0, "rank 2 of 2 ranks: choose 0 to 1"),
         ("dp=2", -1, 0, "rank -1 of 2 ranks: choose 0 to 1"),
         ("dp=2", 0, 9, "sequences of 9 tokens in a model with context 8"),
-        ("tp=2,sequence", 0, 7, "7 tokens cannot be shared by 2 ranks: choose a multiple of 2"),
+        ("tp=2,sequence", 0, 7, "7 tokens cannot be shared by 2 ranks: choose a context that is a multiple of 2"),
     ],
 )
 def test_the_arithmetic_refuses_ranks_and_sequences_that_are_not_there(

@@ -33,6 +33,7 @@ from minifsdp.course.ladder.measure import measure_memory
 from minifsdp.course.ladder.rungs import closed_form_setting
 from minifsdp.gpt import GPT
 from minifsdp.instruments.launch import rank_device
+from minifsdp.losses import IGNORED, token_mean
 from minifsdp.mesh import Mesh
 from minifsdp.pipeline import split_gpt
 from minifsdp.private import group_named
@@ -89,6 +90,20 @@ ON_EIGHT = in_some_order(
         *("pp=2,dp=2,tp=2,zero=2", "dp=4,replicate=2,tp=2,sequence", "pp=2,dp=4,replicate=2"),
     )
 )
+PARTS_ON_TWO = ("cp=2,zero=1", "cp=2,data=ddp,zigzag=no", "cp=2,attention=gathered", "cp=2,attention=ulysses,zero=2")
+PARTS_ON_FOUR = in_some_order(
+    (
+        *("dp=2,cp=2", "dp=2,cp=2,replicate=2,attention=ulysses", "cp=4,zero=1", "cp=4,data=fsdp,attention=gathered"),
+        *("cp=2,tp=2,sequence,zigzag=no", "cp=2,tp=2,attention=ulysses,zero=1", "pp=2,cp=2", "pp=2,cp=2,order=zb-h1"),
+        *("dp=2,cp=2,axes=cp/dp,zero=1", "pp=2,cp=2,order=interleaved,stages=2,attention=ulysses,data=ddp"),
+    )
+)
+PARTS_ON_EIGHT = in_some_order(
+    (
+        *("pp=2,cp=2,tp=2,sequence,zigzag=no", "dp=2,cp=2,tp=2,zero=1", "pp=2,dp=2,cp=2,attention=gathered"),
+        *("dp=4,cp=2,replicate=2", "pp=2,dp=2,cp=2,axes=cp/pp/dp,zero=1"),
+    )
+)
 TWO_AXES_ON_EIGHT = ("pp=4,tp=2", "dp=4,tp=2,zero=1", "pp=2,dp=4,zero=2", "pp=4,dp=2,data=fsdp")  # longer axes
 
 
@@ -100,6 +115,9 @@ def model(tied: bool = False) -> GPT:
 @check(ranks=2, recipe=ON_TWO)
 @check(ranks=4, recipe=ON_FOUR)
 @check(ranks=8, recipe=ON_EIGHT)
+@check(ranks=2, recipe=PARTS_ON_TWO)
+@check(ranks=4, recipe=PARTS_ON_FOUR)
+@check(ranks=8, recipe=PARTS_ON_EIGHT)
 @check(ranks=8, recipe=TWO_AXES_ON_EIGHT, slow=(8,))
 def trains_what_one_process_trains_and_holds_and_sends_what_is_predicted(recipe: str) -> None:
     """Both in float64: DTensors' first operators of a dtype take longer than all later steps."""
@@ -132,7 +150,11 @@ def holds_and_sends_what_is_predicted(recipe: Recipe, context: int = SIZES["cont
     """Bytes by category and in all, and calls by axis, operation and size; on this rank. One rank sends nothing."""
     rank, where = dist.get_rank(), rank_device()
     rows = torch.zeros(ROWS // recipe.mesh.dp, context, dtype=torch.int64, device=where)
-    found = measure_memory(lambda: build(model(tied).to(where).double(), recipe), (rows, rows), where)
+
+    def fresh() -> Trainer:
+        return replace(build(model(tied).to(where).double(), recipe), loss_of=None)
+
+    found = measure_memory(fresh, (rows, rows), where)
     setting = replace(closed_form_setting(dist.get_world_size()), batch=ROWS, context=context, **DOUBLE)
     numbers = gpt(**SIZES, tied=tied)
     predicted = asdict(cost(numbers, recipe, rank, setting))
@@ -144,6 +166,52 @@ def holds_and_sends_what_is_predicted(recipe: Recipe, context: int = SIZES["cont
     axes = {name: axis_of(global_ranks(group_named(name))) for name in {call.group for call in calls}}
     logged = Counter(Message(axes[call.group], call.op, call.payload) for call in calls)
     assert logged == +sent(numbers, recipe, rank, setting)
+
+
+@check(ranks=2, recipe=("dp=2,zero=1", "tp=2", "pp=2,micro=4", "cp=2"))
+@check(ranks=4, recipe=("dp=2,cp=2", "pp=2,dp=2,data=ddp", "dp=2,tp=2,sequence", "cp=4,attention=ulysses"))
+@check(ranks=8, recipe=("pp=2,cp=2,tp=2", "pp=2,dp=2,tp=2,sequence,zero=1", "dp=4,replicate=2,cp=2"))
+def a_token_counts_as_much_wherever_it_is(recipe: str) -> None:
+    """Ranks, micro-batches and parts of sequences with other numbers of targets that count, and some with none."""
+    parsed, generator = Recipe.parse(recipe), torch.Generator().manual_seed(2)
+    alone = model().double()
+    one = Trainer(alone, AdamW(alone.parameters(), LEARNING_RATE), loss_of=token_mean)
+    ours = build(model().double(), parsed)
+    share = ROWS // parsed.mesh.dp
+    first = parsed.mesh.place(dist.get_rank(), "dp") * share
+    often = torch.linspace(-0.3, 1, ROWS)[:, None] * torch.linspace(1, 0, SIZES["context"])  # first rows: never
+    for _ in range(3):
+        tokens, targets = torch.randint(SIZES["vocabulary"], (2, ROWS, SIZES["context"]), generator=generator)
+        targets[torch.rand(targets.shape, generator=generator) > often] = IGNORED
+        loss = one.step(tokens, targets)
+        mean = ours.step(tokens[first : first + share], targets[first : first + share]).double().reshape(1)
+        dist.all_reduce(mean)
+        torch.testing.assert_close(mean / dist.get_world_size(), loss.reshape(1), rtol=1e-9, atol=1e-9)
+
+
+@check(ranks=4, recipe=("dp=2,cp=2,data=ddp", "pp=2,dp=2,data=ddp", "dp=2,tp=2,data=ddp"))
+def counting_tokens_is_one_message_of_a_number(recipe: str) -> None:
+    """To the ranks with different tokens, before all others of a step."""
+    parsed = Recipe.parse(recipe)
+    rows = torch.zeros(ROWS // parsed.mesh.dp, SIZES["context"], dtype=torch.int64)
+    counting = build(model(), parsed)
+    silent = replace(build(model(), parsed), loss_of=None)
+    logs = []
+    for trainer in (counting, silent):
+        trainer.step(rows, rows)
+        with comm.record() as log:
+            trainer.step(rows, rows)
+        logs.append([(call.op, call.payload, call.ranks) for call in log])
+    assert logs[0] == [("all_reduce", 8, parsed.mesh.dp * parsed.mesh.cp), *logs[1]]
+
+
+@check(ranks=2, recipe=("cp=2,zero=1", "cp=2,zero=1,zigzag=no", "cp=2,attention=gathered", "cp=2,attention=ulysses"))
+@check(ranks=4, recipe=("cp=4,data=ddp", "cp=4,zigzag=no,zero=1", "cp=4,attention=ulysses"))
+def long_sequences_hold_and_send_what_is_predicted(recipe: str) -> None:
+    """Where attention's blocks have most of the bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SIZES, "context", 64)
+        holds_and_sends_what_is_predicted(Recipe.parse(recipe), 64)
 
 
 @check(ranks=2, recipe=("dp=2", "tp=2,sequence", "pp=2"))
@@ -165,7 +233,6 @@ def several_buckets_have_the_bytes_that_are_predicted(recipe: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("minifsdp.build.BUCKET_MB", cap / 2**20)
             patch.setattr("minifsdp.cost.total.CAP", cap)
-            patch.setattr("minifsdp.cost.traffic.CAP", cap)
             holds_and_sends_what_is_predicted(parsed)
 
 

@@ -150,10 +150,13 @@ class Settings:
         return GPT(**self.shape)  # type: ignore[arg-type]
 
     def build(self, rung: str, where: torch.device, other: str = "", drawn: GPT | None = None) -> Trainer:
-        """A fresh model on a rung, or on one of its variants; a copy of `drawn`, if given, is made faster."""
+        """A fresh model on a rung, or on one of its variants; a copy of `drawn`, if given, is made faster.
+
+        No ranks count their tokens: rows are of equal length, and none is left out.
+        """
         recipe = self.rung(rung).others[other](self.ranks, self.limit) if other else self.recipe(rung)
         model = self.model() if drawn is None else deepcopy(drawn)
-        return build(model.to(where), recipe)
+        return replace(build(model.to(where), recipe), loss_of=None)
 
     @property
     def others(self) -> list[tuple[str, str]]:

@@ -18,11 +18,12 @@ from minifsdp.cost.faults import fault, unpredicted
 from minifsdp.cost.model import Model
 from minifsdp.cost.total import StepBytes, cost
 from minifsdp.cost.traffic import sent, totals
+from minifsdp.divisions import DataParallel, PipelineParallel, TensorParallel
 from minifsdp.gloo import reduces_by_all_to_all
 from minifsdp.gpt import GPT
 from minifsdp.instruments.launch.world import World, choose_world
 from minifsdp.mesh import Mesh
-from minifsdp.recipe import DataParallel, PipelineParallel, Recipe, TensorParallel
+from minifsdp.recipe import Recipe
 from minifsdp.trainer import Trainer as Trainer
 
 Make = Callable[[int, int], Recipe]
