@@ -42,6 +42,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Check = Callable[[], Any]
 
+SECONDS_OF_A_CHECK = 5  # on a loaded machine, all together: a launch that is too slow fails all of its checks
+
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 SCALES_SUMMANDS = TORCH >= (2, 12)
 """True if `clip_grad_norm_` scales gradients whose sum over the ranks is pending, without `foreach=False`, too."""
@@ -163,7 +165,7 @@ def run(checks: dict[str, Check], ranks: int) -> dict[str, list[str]]:
 
     ended = []
     try:
-        launch(run_on_a_rank, ranks, checks, timeout=120, on_report=note)
+        launch(run_on_a_rank, ranks, checks, timeout=120 + SECONDS_OF_A_CHECK * len(checks), on_report=note)
     except RankError as error:
         ended = [str(error)]
     return {name: sorted(texts) + ended for name, texts in failures.items()}
