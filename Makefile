@@ -20,7 +20,7 @@ install: $(READY)
 PYTEST = $(BIN)/pytest -q
 WORKERS := -n 3
 BRIEF := not slow and not rest
-LIBRARY := $(addprefix tests/,core ddp zero fsdp fsdp2 tensor_parallel pipeline state watch machine)
+LIBRARY := $(addprefix tests/,core ddp zero fsdp fsdp2 tensor_parallel context_parallel pipeline state watch machine)
 NOTEBOOKS := tests/labs/test_notebooks.py
 
 # What the library claims: the loop while it is being changed.
