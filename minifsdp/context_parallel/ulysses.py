@@ -59,7 +59,7 @@ class UlyssesAttention:
             keys: by query, the one that it attends to.
         """
         if not keys:
-            return heads
+            return heads.square()  # of none; recomputation (torch.utils.checkpoint) waits for what backward needs
         different = keys[-1] + 1
         q, k, v = heads.split([len(keys), different, different], 1)
         if different < len(keys):  # the groups at this rank's borders may have fewer queries than the others

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from on_ranks import Checks
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from minifsdp import comm
 from minifsdp.context_parallel import Cut, GatheredAttention, RingAttention, UlyssesAttention, ring_attention
@@ -116,6 +117,19 @@ def the_next_keys_are_on_their_way_while_a_block_is_computed() -> None:
         )
     begin = ["issue recv", "issue send"] if dist.get_rank() % 2 else ["issue send", "issue recv"]
     assert events == [*begin, "block", "wait", "wait"] * 2 + ["block"]
+
+
+@check(ranks=4, kind=list(KINDS), heads={name: HEADS[name] for name in ("plain", "fewer than ranks")})
+def can_be_recomputed(kind: str, heads: tuple[int, int]) -> None:
+    """By ranks without heads, too: each message needs all ranks."""
+    cut, rank = Cut(4, zigzag=True), dist.get_rank()
+    q, k, v, grad = drawn(heads)
+    parts = [cut.take(each, rank, 2).requires_grad_() for each in (q, k, v)]
+    out = checkpoint(KINDS[kind](comm.world(), cut), *parts, use_reentrant=False)
+    out.backward(cut.take(grad, rank, 2))
+    _, *right = alone(q, k, v, grad, True)
+    for mine, each in zip(parts, right, strict=True):
+        torch.testing.assert_close(mine.grad, cut.take(each, rank, 2), rtol=1e-12, atol=1e-12)
 
 
 @check(ranks=2, kind=list(KINDS))
