@@ -172,7 +172,7 @@ class Mesh:
         dims = {axis: {axis: self.size(axis)} for axis in self.axes if axis in {*self.divided, *also} - {"cp"}}
         if self.replicate > 1 or "replicate" in also:
             dims["dp"] = {"replicate": self.replicate, "shard": averaging // self.replicate}
-        elif "dp" in dims or averaging > 1:
+        elif "dp" in dims or averaging > 1 or "cp" in also:
             dims["dp"] = {"dp": averaging}
         if not dims:
             return {}

@@ -58,10 +58,10 @@ class Cut:
         Raises:
             ValueError: the tokens cannot be cut equally.
         """
-        if self.ranks == 1:
-            return whole
         if fault := self.fault(whole.shape[dim]):
             raise ValueError(fault)
+        if self.ranks == 1:
+            return whole
         chunks = whole.chunk(self.chunks, dim)
         mine = [chunks[number] for number in self.of_rank(rank)]
         return mine[0] if len(mine) == 1 else torch.cat(mine, dim)
