@@ -111,6 +111,7 @@ class ContextParallel:
     zigzag: bool = True
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         check("attention", self.attention, ATTENTIONS)
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minifsdp.comm import Group
 from minifsdp.context_parallel.cut import Cut
 
 
@@ -82,14 +83,21 @@ def block_backward(
     return dq, dk, dv
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, cut: Cut) -> None:
+def check(q: Tensor, k: Tensor, v: Tensor, group: Group, cut: Cut) -> None:
     """
     Raises:
-        ValueError: shapes that no attention of a part of a sequence has.
+        ValueError: the cut is for other ranks, or no attention of a part of a sequence has such shapes.
+        TypeError: the dtypes differ.
     """
+    if cut.ranks != group.size():
+        raise ValueError(f"sequences cut among {cut.ranks} ranks, and {group.size()} in the group: cut among these")
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"q, k, v of {q.dtype}, {k.dtype}, {v.dtype}: convert them to one dtype")
     if k.shape != v.shape or q.ndim != 4 or k.ndim != 4 or (*q.shape[:1], *q.shape[2:]) != (*k.shape[:1], *k.shape[2:]):
         shapes = ", ".join(str(tuple(each.shape)) for each in (q, k, v))
         raise ValueError(f"q, k, v of shapes {shapes}: give [b, h, s, d] of the same tokens, and k as v")
+    if not (q.numel() and k.numel()):
+        raise ValueError(f"q, k of shapes {tuple(q.shape)}, {tuple(k.shape)}: give a token, a row and a head or more")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} heads of q and {k.shape[1]} of k: the first has to be a multiple of the second")
     if q.shape[2] % (chunks := cut.chunks // cut.ranks):

@@ -31,7 +31,7 @@ class GatheredAttention:
     causal: bool = True
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        check(q, k, v, self.cut)
+        check(q, k, v, self.group, self.cut)
         keys, values = _Gather.apply(torch.stack([k, v]), self.group, self.cut)  # type: ignore[no-untyped-call]
         mine = self.cut.of_rank(self.group.rank())
         queries = zip(mine, q.chunk(len(mine), -2), strict=True)

@@ -46,9 +46,11 @@ class RingAttention:
             k, v: [b, h_kv, s / c, d]; h_kv divides h.
 
         Raises:
-            ValueError: it does not, the shapes do not fit, or the tokens are not equal chunks.
+            ValueError: it does not, the shapes do not fit, the tokens are not equal chunks or there are none, or the
+                cut is for other ranks.
+            TypeError: the dtypes differ.
         """
-        check(q, k, v, self.cut)
+        check(q, k, v, self.group, self.cut)
         out: Tensor = _Ring.apply(q, k, v, self)  # type: ignore[no-untyped-call]
         return out
 

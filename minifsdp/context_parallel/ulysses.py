@@ -39,7 +39,7 @@ class UlyssesAttention:
     causal: bool = True
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        check(q, k, v, self.cut)
+        check(q, k, v, self.group, self.cut)
         rank, h, h_kv = self.group.rank(), q.shape[1], k.shape[1]
         queries, keys = shares(h, h_kv, self.group.size())
         all_three = [

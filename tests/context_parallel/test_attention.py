@@ -149,15 +149,22 @@ def shapes_that_do_not_fit_are_refused_before_a_message(kind: str) -> None:
     def shaped(h: int, s: int) -> Tensor:
         return torch.zeros(1, h, s, 4)
 
+    cut = Cut(2, zigzag=True)
     wrong = {
         "5 heads of q and 2 of k": (shaped(5, 4), shaped(2, 4), shaped(2, 4)),
         "give .b, h, s, d. of the same tokens": (shaped(4, 4), shaped(4, 6), shaped(4, 6)),
         "and k as v": (shaped(4, 4), shaped(4, 4), shaped(2, 4)),
         "3 tokens on a rank are not 2 equal chunks": (shaped(4, 3), shaped(4, 3), shaped(4, 3)),
+        "give a token, a row and a head or more": (shaped(4, 0), shaped(4, 0), shaped(4, 0)),
+        "and a head or more": (shaped(4, 4), shaped(0, 4), shaped(0, 4)),
+        "to one dtype": (shaped(4, 4).double(), shaped(4, 4), shaped(4, 4)),
     }
-    for words, inputs in wrong.items():
-        with comm.record() as calls, pytest.raises(ValueError, match=words):
-            KINDS[kind](comm.world(), Cut(2, zigzag=True))(*inputs)
+    tries = [(words, cut, inputs) for words, inputs in wrong.items()]
+    fits = (shaped(4, 4),) * 3
+    tries += [(f"among {ranks} ranks, and 2 in the group", Cut(ranks), fits) for ranks in (1, 4)]
+    for words, each, inputs in tries:
+        with comm.record() as calls, pytest.raises((ValueError, TypeError), match=words):
+            KINDS[kind](comm.world(), each)(*inputs)
         assert not calls
 
 
@@ -189,7 +196,7 @@ class TestCut:
 
     def test_tokens_that_make_no_equal_chunks_are_refused(self, ranks: int, zigzag: bool) -> None:
         cut = Cut(ranks, zigzag)
-        if ranks > 1:
+        if cut.chunks > 1:
             with pytest.raises(ValueError, match=f"{cut.chunks + 1} tokens cannot be cut into {cut.chunks} equal"):
                 cut.take(torch.zeros(1, cut.chunks + 1), 0, 1)
 

@@ -34,7 +34,7 @@ from minifsdp.cost.total import cost
 from minifsdp.cost.traffic import sent
 from minifsdp.cost.zero2 import Arrival, levels
 from minifsdp.course.ladder.outline import outline
-from minifsdp.divisions import ORDERS, SCHEDULES, DataParallel, PipelineParallel, TensorParallel
+from minifsdp.divisions import ORDERS, SCHEDULES, ContextParallel, DataParallel, PipelineParallel, TensorParallel
 from minifsdp.gpt import GPT, GPTStage
 from minifsdp.mesh import AXES, Mesh
 from minifsdp.moved import MOVED
@@ -93,6 +93,7 @@ def test_words_that_are_usual_may_be_left_out() -> None:
         (lambda: DataParallel("fsdp", "prefetch", depth="all"), "depth='all' is of"),  # type: ignore[arg-type]
         (lambda: TensorParallel("no"), "sequence='no' is of type str"),  # type: ignore[arg-type]
         (lambda: PipelineParallel(micro=True), "micro=True is of type bool"),
+        (lambda: ContextParallel(zigzag="no"), "zigzag=.no. is of type str: give True or False"),  # type: ignore[arg-type]
         (lambda: Recipe("dp=2"), "mesh='dp=2': give a Mesh, or a recipe as text"),  # type: ignore[arg-type]
         (lambda: Recipe(Mesh(dp=2), TensorParallel()), "data=TensorParallel.*: give a DataP"),  # type: ignore[arg-type]
         (lambda: Recipe.parse(Recipe()), "is of type Recipe: give a recipe as text"),  # type: ignore[arg-type]
