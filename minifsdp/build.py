@@ -67,7 +67,7 @@ def build(model: GPT, recipe: Recipe) -> Trainer:
     if found := fault(sizes_of(model), recipe):
         raise ValueError(f"{recipe}: {found}")
     meshes = _meshes_of(recipe, model.norm.weight.device.type)
-    if recipe.context is not None:
+    if recipe.mesh.cp > 1:  # else attention is one process's
         attend_together(model, recipe, meshes)
     parts = [model] if recipe.pipeline is None else split(model, recipe, meshes)
     if recipe.tensor is not None:

@@ -112,7 +112,7 @@ def model(tied: bool = False) -> GPT:
     return GPT(**SIZES, tied=tied)
 
 
-@check(ranks=1, recipe=("attention=ring,zigzag=no", "attention=ring,data=ddp"))
+@check(ranks=1, recipe=("attention=ring", "attention=gathered,zigzag=no", "attention=ulysses,data=ddp"))
 @check(ranks=2, recipe=ON_TWO)
 @check(ranks=4, recipe=ON_FOUR)
 @check(ranks=8, recipe=ON_EIGHT)
