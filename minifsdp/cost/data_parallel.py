@@ -161,6 +161,7 @@ def fsdp(
     backward_depth: int | None = 1,
     limit: int | None = None,
     accumulates: bool = False,
+    root_is_first: bool = True,
 ) -> Bytes:
     """All three sharded, parameters whole while a unit computes.
 
@@ -173,6 +174,7 @@ def fsdp(
             gathered beside the first unit, and nothing computes while it is reduced.
         limit: the most units, besides the root, that may be whole at once.
         accumulates: several backwards before a step: the later ones find all reduced gradients there.
+        root_is_first: as for `gradient_levels`.
     """
     root, *blocks = sizes = [setting.padded(sum(unit)) for unit in units]
     held = sum(sizes) // setting.ranks
@@ -182,7 +184,7 @@ def fsdp(
     gradients = [Gradient.of(size, setting) for size in sizes]
     if accumulates:
         gradients = [replace(gradient, kept=0) for gradient in gradients]
-    peak = gradients_peak(gradients, reductions, first_alone=backward == "host") + (held if accumulates else 0)
+    peak = gradients_peak(gradients, reductions, backward == "host", root_is_first) + (held if accumulates else 0)
     unsharded = root + whole if setting.ranks > 1 else 0  # one rank's shard is the unsharded parameters
     return Bytes(held, held, setting.shard_state(sizes), unsharded, peak)
 
@@ -242,31 +244,34 @@ class Gradient:
         return Gradient(size, setting.reducing(size) if setting.ranks > 1 else 0, size // setting.ranks)
 
 
-def gradients_peak(units: Sequence[Gradient], reductions: int | None, first_alone: bool = False) -> int:
+def gradients_peak(
+    units: Sequence[Gradient], reductions: int | None, first_alone: bool = False, root_is_first: bool = True
+) -> int:
     """The peak over backward; arguments as for `gradient_levels`."""
-    return max(units[0].unsharded, *(max(each) for each in gradient_levels(units, reductions, first_alone)))
+    levels = gradient_levels(units, reductions, first_alone, root_is_first)
+    return max(units[0].unsharded, *(max(each) for each in levels))
 
 
 def gradient_levels(
-    units: Sequence[Gradient], reductions: int | None, first_alone: bool = False
+    units: Sequence[Gradient], reductions: int | None, first_alone: bool = False, root_is_first: bool = True
 ) -> Iterator[tuple[int, int]]:
     """Of each unit in the order of backward, bytes when its gradient is complete, and when its reduction has begun.
-
-    The root's unsharded gradient is always there: the head's is the first of all.
 
     Args:
         units: the root's first, then the others in the order of forward.
         reductions: as for `fsdp`.
         first_alone: whether backward always waits for its first reduction at once.
+        root_is_first: the root's unsharded gradient is always there, because the head's is the first of all; if not, as
+            in a pipeline's stages before the last, it is made after the others.
     """
     root, *blocks = units
-    kept = 0
+    kept, first = 0, root.unsharded if root_is_first else 0
     under_way: list[Gradient] = []
     for unit in reversed(blocks):
-        complete = root.unsharded + sum(u.unsharded + u.reducing for u in under_way) + kept + unit.unsharded
+        complete = first + sum(u.unsharded + u.reducing for u in under_way) + kept + unit.unsharded
         most = len(under_way) if reductions is None else max(1, reductions) - 1
         kept += _finish(under_way, most)  # the oldest are waited for
-        begun = root.unsharded + sum(u.unsharded + u.reducing for u in under_way) + kept
+        begun = first + sum(u.unsharded + u.reducing for u in under_way) + kept
         yield complete, begun + unit.unsharded + unit.reducing
         under_way.append(unit)
         if reductions == 0 or (first_alone and unit is blocks[-1]):

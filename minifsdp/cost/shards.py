@@ -20,7 +20,7 @@ from minifsdp.cost import data_parallel
 from minifsdp.cost.data_parallel import Gradient, Setting
 from minifsdp.cost.fsdp2 import Buffers, gradient_moments
 from minifsdp.cost.model import Model
-from minifsdp.cost.total import Divided, of_fsdp, of_fsdp2, zero2_levels
+from minifsdp.cost.total import Divided, gathered_beside, of_fsdp, of_fsdp2, root_is_first, zero2_levels
 from minifsdp.cost.walk import Moment
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ def shards_of(stage: Model, mine: Divided, recipe: Recipe, adds: bool) -> Shards
     if data is not None and data.kind == "zero2":
         return _zero2(stage, mine, recipe, adds)
     if data is not None and data.kind == "fsdp":
-        others = sum(setting.padded(sum(part.units[0])) for part in mine.parts if part is not stage)
-        return _flat(stage, data, setting, adds, others if setting.ranks > 1 else 0)
+        return _flat(stage, data, setting, adds, gathered_beside(stage, mine.parts, data, setting))
     if data is not None and data.kind == "fsdp2" and recipe.pipeline is None:
         return _fsdp2(stage, data, setting)
     left = mine.sizes.itemsize * sum(stage.parameters)
@@ -100,7 +99,9 @@ def _flat(stage: Model, data: DataParallel, setting: Setting, adds: bool, others
     gradients = [Gradient.of(size, setting) for size in sizes]
     if adds:  # a mean is freed once it is added
         gradients = [replace(gradient, kept=0) for gradient in gradients]
-    levels = [*data_parallel.gradient_levels(gradients, how["reductions"])][::-1]
+    levels = [*data_parallel.gradient_levels(gradients, how["reductions"], root_is_first=root_is_first(stage, data))][
+        ::-1
+    ]
 
     def unsharded(first: int, last: int) -> int:
         """Of the root and of the blocks from `first` to `last`, which are numbered from 1, as far as there are such."""

@@ -14,7 +14,7 @@ from minifsdp.cost.data_parallel import Bytes, Setting
 from minifsdp.cost.faults import fault, indivisible, unpredicted
 from minifsdp.cost.fsdp2 import Buffers, fsdp2
 from minifsdp.cost.model import CUTS, Model, part, stages
-from minifsdp.cost.pipeline import Stage
+from minifsdp.cost.pipeline import Did, Stage
 from minifsdp.cost.sizes import Attention, Sizes
 
 if TYPE_CHECKING:
@@ -111,11 +111,11 @@ def cost(model: Model, recipe: Recipe, rank: int, setting: Setting) -> StepBytes
     Raises:
         ValueError: the model cannot be trained so; or there is no arithmetic for it (faults.py).
     """
-    mine = divide(model, recipe, rank, setting)
-    held = _shards(mine, recipe)
+    mine, place = divide(model, recipe, rank, setting), recipe.mesh.place(rank, "pp")
+    held = _shards(mine, recipe, place)
     if recipe.tensor is not None and recipe.tensor.sequence:
         held = _with_sequence(held, mine, recipe)
-    return StepBytes(**asdict(held), activations=_activations(mine, recipe, recipe.mesh.place(rank, "pp")))
+    return StepBytes(**asdict(held), activations=_activations(mine, recipe, place))
 
 
 def _sizes(model: Model, last: Model, rows: int, setting: Setting, attention: Attention) -> Sizes:
@@ -127,11 +127,10 @@ def _sizes(model: Model, last: Model, rows: int, setting: Setting, attention: At
     return Sizes(rows, tokens, width, model.heads, vocabulary, setting.itemsize, setting.runs_behind, attention)
 
 
-def _shards(mine: Divided, recipe: Recipe) -> Bytes:
+def _shards(mine: Divided, recipe: Recipe, place: int) -> Bytes:
     """Parameters, gradients and optimizer state of this rank's parts, over the data-parallel ranks."""
     data, parts, setting, over = recipe.data, mine.parts, mine.over["dp"], mine.over["shard"]
     numels = [numel for part in parts for numel in part.parameters]
-    accumulates = recipe.micro_batches > 1
     if data is None or data.kind == "ddp":
         copies = data is not None and data.when == "buckets"
         return data_parallel.ddp(numels, setting, max(buckets_of_ddp(parts, setting)) if copies else 0)
@@ -140,9 +139,7 @@ def _shards(mine: Divided, recipe: Recipe) -> Bytes:
     if data.kind == "zero2":
         return replace(data_parallel.zero2(*bucketed(parts, recipe, setting)), gradients_peak=_zero2_peak(mine, recipe))
     if data.kind == "fsdp":
-        units = [unit for part in parts for unit in part.units]
-        schedule = {"reshard_after_forward": data.reshard, "accumulates": accumulates, **of_fsdp(data)}
-        return data_parallel.fsdp(units, over, **schedule)
+        return _fsdp(parts, data, over, recipe.actions[place])
     if recipe.pipeline is not None:
         return pipeline.fsdp2([part.shapes for part in parts], over)
     return _fsdp2(parts[0], data, over)
@@ -200,6 +197,48 @@ def of_fsdp(data: DataParallel) -> dict[str, Any]:
         "limit": {"reductions": 1, "limit": data.limit, **ahead},
     }
     return by_name[data.when]
+
+
+def _fsdp(parts: Sequence[Model], data: DataParallel, setting: Setting, actions: Sequence[Did]) -> Bytes:
+    """Of a rank's stages, whose passes take turns: a backward adds to earlier ones, next to other stages' gradients."""
+    stages = dict(zip(sorted({stage for stage, _, _ in actions}), parts, strict=True))
+
+    def of(stage: Model, accumulates: bool) -> Bytes:
+        how = {"reshard_after_forward": data.reshard, "accumulates": accumulates, **of_fsdp(data)}
+        return data_parallel.fsdp(stage.units, setting, root_is_first=root_is_first(stage, data), **how)
+
+    each = {number: of(stage, False) for number, stage in stages.items()}
+    there: dict[int, int] = {}
+    peak = 0
+    for number in (stage for stage, kind, _ in actions if kind == "B"):
+        others = sum(there.values()) - there.get(number, 0)
+        peak = max(peak, others + of(stages[number], number in there).gradients_peak)
+        there[number] = each[number].gradients
+    return Bytes(
+        parameters=sum(stage.parameters for stage in each.values()),
+        gradients=sum(there.values()),
+        optimizer=sum(stage.optimizer for stage in each.values()),
+        unsharded_peak=max(
+            each[number].unsharded_peak + gathered_beside(stage, parts, data, setting)
+            for number, stage in stages.items()
+        ),
+        gradients_peak=peak,
+    )
+
+
+def root_is_first(stage: Model, data: DataParallel) -> bool:
+    """The root's gradient is there with a block's: where it has a head, or the last block's reduction waits for it."""
+    return stage.is_last or data.when == "overlap"
+
+
+def gathered_beside(stage: Model, parts: Sequence[Model], data: DataParallel, setting: Setting) -> int:
+    """Bytes of FSDP's units that stay gathered in the passes of one of a rank's stages: of others the roots, or all.
+
+    The last stage's backward follows its forward at once, and frees its root.
+    """
+    others = [part for part in parts if part is not stage and not (part.is_last and data.reshard)]
+    units = [unit for part in others for unit in (part.units[:1] if data.reshard else part.units)]
+    return sum(setting.padded(sum(unit)) for unit in units) if setting.ranks > 1 else 0
 
 
 def of_fsdp2(data: DataParallel, setting: Setting) -> dict[str, Any]:

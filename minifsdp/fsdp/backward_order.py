@@ -33,10 +33,12 @@ _running: WeakSet[StepTurns] = WeakSet()
 
 
 class Turns:
-    """The turns of a forward, and those taken in the current backward.
+    """The turns of forwards that may be in one graph, and those taken in the current backward.
 
     Attributes:
         calls: first calls (False) and last returns (True) of units, in order.
+        latest: the same of the latest forward.
+        alike: the same of each of the forwards; None: they differ; empty: there is only the latest.
         expected: units whose turns are taken on every rank: trainable units that are called with grad, and frozen units
             through which gradients may pass.
         forward: `calls`, for the current backward.
@@ -46,6 +48,8 @@ class Turns:
 
     def __init__(self) -> None:
         self.calls: dict[tuple[UnitPass, bool], None] = {}
+        self.latest: dict[tuple[UnitPass, bool], None] = {}
+        self.alike: list[tuple[UnitPass, bool]] | None = []
         self.expected: set[UnitPass] = set()
         self.forward: list[tuple[UnitPass, bool]] = []
         self.places: dict[UnitPass, tuple[int, int]] = {}
@@ -58,31 +62,44 @@ class Turns:
         """A new forward begins; forwards before it that no backward has followed may be in the same graph."""
         if self.is_over:
             for unit_pass, _ in self.calls:
-                unit_pass.unreached = unit_pass.calls = 0
+                unit_pass.forget_calls()
             self.calls.clear()
             self.expected.clear()
             self.places.clear()
+            self.alike = []
             self.is_over = False
+        else:
+            self._compare()
+        self.latest.clear()
         self.may_reach = False
+
+    def _compare(self) -> None:
+        """The latest forward has ended."""
+        if self.alike is not None:
+            self.alike = [*self.latest] if self.alike in ([], [*self.latest]) else None
 
     def enter(self, unit_pass: UnitPass) -> None:
         """The unit is called."""
         if torch.is_grad_enabled() and unit_pass.trained:
             self.expected.add(unit_pass)
-        self.calls.setdefault((unit_pass, False))
+        for calls in (self.calls, self.latest):
+            calls.setdefault((unit_pass, False))
 
     def leave(self, unit_pass: UnitPass, outputs: Sequence[Tensor]) -> bool:
         """The unit returns; `outputs` are those that require grad. Returns whether its turns are expected."""
         if torch.is_grad_enabled() and (outputs or self.may_reach):
             self.expected.add(unit_pass)
         self.may_reach |= unit_pass in self.expected
-        self.calls.pop((unit_pass, True), None)
-        self.calls[unit_pass, True] = None
+        for calls in (self.calls, self.latest):
+            calls.pop((unit_pass, True), None)
+            calls[unit_pass, True] = None
         return unit_pass in self.expected
 
-    def restart(self) -> None:
-        """A backward begins; a forward may have several."""
-        self.forward = list(self.calls)
+    def restart(self, is_of_one: bool = False) -> None:
+        """A backward begins, perhaps of one forward alone; a forward may have several."""
+        self._compare()
+        self.forward = self.alike if is_of_one and self.alike else [*self.calls]
+        self.places.clear()
         self.left = len(self.forward)
         self.is_running = True
         for turn, (unit_pass, _) in enumerate(self.forward):
@@ -137,26 +154,48 @@ class StepTurns:
 
     A reentrant checkpoint runs a separate forward and backward inside the backward, and its units have run without grad
     before. A checkpoint that is not reentrant recomputes only activations.
+
+    Attributes:
+        number: of the first forward that may be in this graph, among those of all models.
+        latest: the number of the latest forward.
+        open: numbers of forwards to which no backward has come.
+        reached: the largest number of a forward to which one has come.
     """
 
     def __init__(self) -> None:
         self.forward = Turns()
         self.segment = Turns()
-        self.number = self.backward = -1
+        self.number = self.backward = self.latest = self.reached = -1
+        self.open: set[int] = set()
 
     def begin_forward(self) -> None:
+        self.latest = next(_forwards)
         if self.forward.is_over:
-            self.number = next(_forwards)
+            self.number = self.latest
+            self.open = {number for number in self.open if number > self.reached}
+        if torch.is_grad_enabled():
+            self.open.add(self.latest)
         self.forward.forget()
 
-    def begin_backward(self) -> None:
-        """Beside this model there may be others in the same graph: those called later end before this one begins."""
+    def begin_backward(self, forward: int | None) -> None:
+        """The first gradient comes to a call in this forward.
+
+        Autograd comes to no later one, and to earlier ones only if they are in the same graph, which those with a
+        backward behind them are not. So with micro-batches in the order of a pipeline, each backward is of one forward.
+
+        Beside this model there may be others in the same graph: those called later end before this one begins.
+        """
         self.backward = current_backward()
         later = [turns for turns in _running if turns.backward == self.backward and turns.number > self.number]
         for turns in sorted(later, key=lambda turns: turns.number, reverse=True):
             turns.forward.finish()
         _running.add(self)
-        self.forward.restart()
+        self.forward.restart(is_of_one=forward is not None and forward <= min(self.open, default=forward))
+
+    def come_to(self, forward: int) -> None:
+        """A gradient has come to a call in this forward."""
+        self.open.discard(forward)
+        self.reached = max(self.reached, forward)
 
     def end_backward(self) -> None:
         self.forward.finish()

@@ -27,7 +27,7 @@ from minifsdp.autograd_hooks import BackwardEnd, after_backward_to, before_backw
 from minifsdp.fsdp.backward_order import StepTurns
 from minifsdp.fsdp.schedules.sync import SyncSchedule
 from minifsdp.fsdp.unit import SHARDED, Unit, reducing
-from minifsdp.fsdp.unit_pass import BEFORE, OVER, RUNNING, UnitPass
+from minifsdp.fsdp.unit_pass import BEFORE, OVER, RUNNING, Call, UnitPass
 from minifsdp.fsdp.view import call_post_hooks
 from minifsdp.tree import tensors_in
 
@@ -95,10 +95,12 @@ class Engine:
         else:
             self.schedule.pre_forward(unit)
             self.turns.forward.enter(unit_pass)
-        unit_pass.given, unit_pass.nodes = inputs, private.nodes_so_far()
+        unit_pass.given, unit_pass.nodes, unit_pass.watched = inputs, private.nodes_so_far(), None
         if len(unit_pass.trained) < len(unit.leaves) and torch.is_grad_enabled():
             # Frozen leaves have no hook, and are read until the inputs have their gradients.
-            unit_pass.calls += after_backward_to(tensors_in(inputs), partial(self._on_inputs, unit_pass))
+            number = unit_pass.nodes
+            if after_backward_to(tensors_in(inputs), partial(self._on_inputs, unit_pass, number)):
+                unit_pass.watched = number
 
     def after(self, unit: Unit, output: Any, modules: Sequence[nn.Module] = ()) -> None:
         unit_pass = self.passes[unit]
@@ -128,10 +130,12 @@ class Engine:
     def _await(self, unit_pass: UnitPass, outputs: list[Tensor]) -> None:
         """The first gradient that reaches one of these begins the unit's backward."""
         if outputs:
-            unit_pass.unreached += 1
-            call = [self.turns.number]  # emptied by its first gradient
+            call = Call(private.nodes_so_far(), self.turns.latest, unit_pass.watched)
+            unit_pass.unreached.add(call)
             hooks = (partial(hook, unit_pass, call) for hook in (self._pre_backward, self._pre_backward_of_base))
             unit_pass.passed += before_backward_of(outputs, *hooks)
+        elif unit_pass.watched is not None:  # an object may hide outputs
+            unit_pass.reading.add(unit_pass.watched)
 
     def _may_be_recomputed(self, unit: Unit) -> bool:
         """True if a forward without grad may be a reentrant checkpoint's: the unit waits for the recomputation."""
@@ -152,7 +156,8 @@ class Engine:
 
     # Backward
 
-    def _begin_backward(self) -> None:
+    def _begin_backward(self, forward: int | None = None) -> None:
+        """A gradient has come, the first to a call of this forward; None: it is unknown to which."""
         if self.backward_runs:
             self.backward_end.check()
             return
@@ -161,19 +166,19 @@ class Engine:
         for unit in self.passes:
             unit.check_unchanged()
         self.backward_runs = True
-        self.turns.begin_backward()
+        self.turns.begin_backward(forward)
         self.schedule.begin_backward(self.turns.forward.returned())
         for unit in self.passes:
             unit.take_accumulated()
         self.backward_end.schedule(self._end_backward)
 
-    def _pre_backward(self, unit_pass: UnitPass, call: list[int], gradient: Tensor) -> None:
-        self._begin_backward()
-        if call and call.pop() == self.turns.number:
-            unit_pass.unreached -= 1
+    def _pre_backward(self, unit_pass: UnitPass, call: Call, gradient: Tensor) -> None:
+        self._begin_backward(call.forward)
+        self.turns.come_to(call.forward)
+        unit_pass.reach(call)
         self.turns.reach(unit_pass)
 
-    def _pre_backward_of_base(self, unit_pass: UnitPass, call: list[int], gradient: Tensor) -> None:
+    def _pre_backward_of_base(self, unit_pass: UnitPass, call: Call, gradient: Tensor) -> None:
         if unit_pass.phase is not OVER:  # or it is one of the unit's inputs, of which the unit has returned a view
             self._pre_backward(unit_pass, call, gradient)
 
@@ -191,8 +196,8 @@ class Engine:
         if not unit_pass.missing:
             self.turns.complete(unit_pass)
 
-    def _on_inputs(self, unit_pass: UnitPass) -> None:
-        unit_pass.calls -= 1
+    def _on_inputs(self, unit_pass: UnitPass, number: int) -> None:
+        unit_pass.reading.discard(number)
         self.turns.complete(unit_pass)
 
     def _end_backward(self) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Any
+from weakref import WeakSet
 
 from minifsdp.fsdp.schedules.sync import SyncSchedule
 from minifsdp.fsdp.unit import Unit
@@ -20,6 +23,21 @@ class Phase(Enum):
 BEFORE, RUNNING, OVER = Phase
 
 
+@dataclass(eq=False)
+class Call:
+    """A call of a unit's module that a backward may come to; its graph keeps it alive.
+
+    Attributes:
+        place: the number of autograd nodes when it returned.
+        forward: the number of the outermost forward.
+        watched: of a unit with frozen leaves, the number by which `reading` knows the call; None: it need not.
+    """
+
+    place: int
+    forward: int
+    watched: int | None
+
+
 class UnitPass:
     """The state of one unit in a step, and the two turns of its backward.
 
@@ -34,8 +52,10 @@ class UnitPass:
         hooked: leaves with a hook on their gradient.
         passed: handles of hooks on leaves among the unit's outputs, which outlive the step.
         missing: leaves without a gradient in this backward so far.
-        calls: calls of a unit with frozen leaves whose inputs have not received their gradients yet.
+        watched: the current call's number, if the unit has frozen leaves and an input will get a gradient.
+        reading: numbers of calls of a unit with frozen leaves whose inputs have not received their gradients yet.
         unreached: calls whose outputs have not received their gradients yet.
+        reached: the place of the earliest call that this backward has come to.
         more_may_come: a leaf has a gradient of a reentrant checkpoint inside the unit. Another one inside may follow,
             with a further gradient of the same leaf, so the unit ends when the next one's turn comes.
         phase: before, between or after the two turns.
@@ -49,7 +69,9 @@ class UnitPass:
         self.trained: list[int] = []
         self.hooked: set[int] = set()
         self.passed: list[Any] = []
-        self.unreached = 0
+        self.watched: int | None = None
+        self.reading: set[int] = set()
+        self.unreached: WeakSet[Call] = WeakSet()
         self.unreduced = False
         self.restart()
 
@@ -60,12 +82,30 @@ class UnitPass:
 
     def restart(self) -> None:
         self.begin_forward()
-        self.calls = 0
+        self.reading.clear()
+        self.reached = inf
+
+    def reach(self, call: Call) -> None:
+        """A gradient has come to an output of a call."""
+        self.unreached.discard(call)
+        self.reached = min(self.reached, call.place)
+        if call.watched is not None:
+            self.reading.add(call.watched)
+
+    def forget_calls(self) -> None:
+        """Forget the calls so far; a backward may still come to some of them."""
+        self.unreached.clear()
+        self.reading.clear()
 
     @property
     def is_complete(self) -> bool:
-        """True if no gradient is still to come."""
-        return not (self.missing or self.calls or self.unreached or self.more_may_come)
+        """True if no gradient is still to come.
+
+        Autograd comes to calls in reverse order. Those after the one that it has reached are in other graphs, such as
+        those of other micro-batches, whose backward is another one.
+        """
+        may_follow = any(call.place < self.reached for call in self.unreached)
+        return not (self.missing or self.reading or self.more_may_come or may_follow)
 
     @property
     def is_to_reduce(self) -> bool:

@@ -169,6 +169,19 @@ def what_backward_leaves_whole_is_not_gathered_until_a_step(schedule: Any) -> No
     assert before[1] < before[0]
 
 
+@check(order={"gpipe": GPIPE, "1f1b": ONE_F_ONE_B}, frozen=("", "0.", "up"))
+def a_unit_is_freed_once_its_own_backward_is_over(order: list[str], frozen: str) -> None:
+    """Not at the end of the micro-batch's, though other micro-batches have yet to reach it."""
+    with Ledger() as ledger:
+        model = wrapped(FULL, schedule=SyncSchedule, use_orig_params=True)
+        for name, p in model.named_parameters():
+            p.requires_grad_(not (frozen and frozen in name))
+        ledger.reset_peaks()
+        run(model, order, last_only=True)
+        ranks, numel = dist.get_world_size(), sum(p.numel() for p in Block().parameters())
+        assert ledger.peak_of("unsharded") == 4 * ranks * -(-numel // ranks)  # of one block
+
+
 @check(order=ORDERS)
 def every_backward_prefetches(order: list[str]) -> None:
     ahead: dict[int, list[bool]] = defaultdict(list)

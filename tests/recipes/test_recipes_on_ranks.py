@@ -31,6 +31,7 @@ from minifsdp.cost.total import cost
 from minifsdp.cost.traffic import Message, sent
 from minifsdp.course.ladder.measure import measure_memory
 from minifsdp.course.ladder.rungs import closed_form_setting
+from minifsdp.divisions import SCHEDULES
 from minifsdp.gpt import GPT
 from minifsdp.instruments.launch import rank_device
 from minifsdp.losses import IGNORED, token_mean
@@ -107,9 +108,9 @@ PARTS_ON_EIGHT = in_some_order(
 TWO_AXES_ON_EIGHT = ("pp=4,tp=2", "dp=4,tp=2,zero=1", "pp=2,dp=4,zero=2", "pp=4,dp=2,data=fsdp")  # longer axes
 
 
-def model(tied: bool = False) -> GPT:
+def model(**others: Any) -> GPT:
     torch.manual_seed(0)
-    return GPT(**SIZES, tied=tied)
+    return GPT(**SIZES | others)
 
 
 @check(ranks=1, recipe=("attention=ring", "attention=gathered,zigzag=no", "attention=ulysses,data=ddp"))
@@ -149,17 +150,17 @@ def steps_of_one_process() -> list[tuple[Tensor, Tensor, Tensor]]:
     return [(each[:, :-1], each[:, 1:], one.step(each[:, :-1], each[:, 1:])) for each in drawn]
 
 
-def holds_and_sends_what_is_predicted(recipe: Recipe, context: int = SIZES["context"], tied: bool = False) -> None:
+def holds_and_sends_what_is_predicted(recipe: Recipe, context: int = SIZES["context"], **others: Any) -> None:
     """Bytes by category and in all, and calls by axis, operation and size; on this rank. One rank sends nothing."""
     rank, where = dist.get_rank(), rank_device()
     rows = torch.zeros(ROWS // recipe.mesh.dp, context, dtype=torch.int64, device=where)
 
     def fresh() -> Trainer:
-        return replace(build(model(tied).to(where).double(), recipe), loss_of=None)
+        return replace(build(model(**others).to(where).double(), recipe), loss_of=None)
 
     found = measure_memory(fresh, (rows, rows), where)
     setting = replace(closed_form_setting(dist.get_world_size()), batch=ROWS, context=context, **DOUBLE)
-    numbers = gpt(**SIZES, tied=tied)
+    numbers = gpt(**SIZES | others)
     predicted = asdict(cost(numbers, recipe, rank, setting))
     assert {key: found["bytes"][key] for key in predicted} == predicted
     bound = peak(numbers, recipe, rank, setting)
@@ -239,6 +240,15 @@ def several_buckets_have_the_bytes_that_are_predicted(recipe: str) -> None:
             patch.setattr("minifsdp.build.BUCKET_MB", cap / 2**20)
             patch.setattr("minifsdp.cost.total.CAP", cap)
             holds_and_sends_what_is_predicted(parsed)
+
+
+@check(ranks=4, recipe=tuple(f"dp=2,pp=2,data=fsdp,schedule={when}" for when in SCHEDULES["fsdp"]))
+@check(ranks=4, recipe=("dp=2,pp=2,data=fsdp,order=interleaved,stages=2,micro=2",))
+def stages_of_several_blocks_have_the_bytes_that_are_predicted(recipe: str) -> None:
+    """A unit is freed and reduced while other micro-batches have yet to come back to it."""
+    parsed = Recipe.parse(recipe)
+    build(model(), parsed)  # its process groups are there
+    holds_and_sends_what_is_predicted(parsed, layers=7)
 
 
 @check(ranks=2, recipe=("dp=2,data=ddp", "dp=2,zero=2", "dp=2,data=fsdp", "dp=2", "tp=2", "tp=2,sequence"))
