@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from minifsdp.divisions import ContextParallel, DataParallel, PipelineParallel, TensorParallel
 from minifsdp.mesh import Mesh
-from minifsdp.words import check, made, named, said, split, words_of
+from minifsdp.words import check, made, named, said, split, worded, words_of
 
 if TYPE_CHECKING:
     from minifsdp.pipeline.actions import Plan
@@ -61,13 +61,10 @@ class Recipe:
             for word in ("schedule", "limit", "reshard", "hold"):
                 if (value := getattr(data, word)) != getattr(DataParallel, word):
                     raise ValueError(
-                        f"{word}={value} with data=fsdp2 and pp: units stay gathered for a step; leave it out"
+                        f"{worded(word, value)} with data=fsdp2 and pp: units stay gathered for a step; leave it out"
                     )
-        if self.pipeline is not None and self.pipeline.order == "zb-h1" and data is not None and data.kind == "zero2":
-            raise ValueError(
-                "data=zero2 with order=zb-h1: a backward has a part for each layer, and every part would reduce all "
-                "buckets; choose zero=1, or order=1f1b"
-            )
+        if self.pipeline is not None and self.pipeline.order == "zb-h1" and data is not None and data.kind in _WHOLE:
+            raise ValueError(f"data={data.kind} with order=zb-h1: {_WHOLE[data.kind]}, or order=1f1b")
         if self.tensor is not None and data is not None:
             if data.kind == "fsdp":
                 raise ValueError("data=fsdp with tensor parallelism: parts cannot be flattened; choose data=fsdp2")
@@ -133,4 +130,9 @@ class Recipe:
 
 
 _PARTS = (Mesh, DataParallel, TensorParallel, PipelineParallel, ContextParallel)
+_WHOLE = {
+    "zero2": "a backward has a part for each layer, and every part would reduce all buckets; choose zero=1",
+    "fsdp": "the gradient of a unit's flat parameter comes at once, and no weight's can wait; choose data=fsdp2",
+}
+"""Kinds of data parallelism that need a backward in one part, and why."""
 _TO_COME = {"ep": "expert"}

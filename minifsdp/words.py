@@ -50,7 +50,8 @@ def made(part: Any, words: Mapping[str, str]) -> Any:
     values = {(of := words_of(part)[name]).name: _value(name, text, of.default) for name, text in words.items()}
     found = part(**values)
     if idle := [word for word in getattr(found, "idle", ()) if word in words]:
-        raise ValueError(f"{idle[0]}={words[idle[0]]} has no effect with {','.join(said(found, True))}: leave it out")
+        word = worded(idle[0], getattr(found, words_of(part)[idle[0]].name))
+        raise ValueError(f"{word} has no effect with {','.join(said(found, True))}: leave it out")
     return found
 
 
@@ -73,7 +74,7 @@ def refuse_idle(part: Any, where: str) -> None:
     """
     for word in part.idle:
         if (value := getattr(part, word)) != words_of(type(part))[word].default:
-            raise ValueError(f"{word}={value} has no effect with {where}: leave it out")
+            raise ValueError(f"{worded(word, value)} has no effect with {where}: leave it out")
 
 
 def _value(name: str, text: str, default: Any) -> Any:
@@ -100,10 +101,16 @@ def said(part: Any, alone: bool = False) -> Iterator[str]:
         value = getattr(part, each.name)
         if value == each.default and name != "data" and not (alone and number == 0):
             continue
-        if isinstance(value, bool):
-            yield name if value else f"{name}=no"
-        else:
-            yield f"{name}={'/'.join(value) if isinstance(value, tuple) else value}"
+        yield worded(name, value)
+
+
+def worded(name: str, value: Any) -> str:
+    """A word, as `made` reads it."""
+    if isinstance(value, bool):
+        return name if value else f"{name}=no"
+    if value is None:
+        return f"{name}=all"
+    return f"{name}={'/'.join(value) if isinstance(value, tuple) else value}"
 
 
 def check(name: str, value: str, known: Iterable[str]) -> None:
