@@ -36,6 +36,7 @@ from minifsdp.pipeline.actions import stages_of
 from minifsdp.pipeline.schedules.orders import count_stages
 from minifsdp.pipeline.turns import InTurns
 from minifsdp.recipe import Recipe
+from minifsdp.same_model import check_same, divided_before, without_values
 from minifsdp.tensor_parallel import loss_parallel, parallelize_gpt, sum_gradients
 from minifsdp.tensor_parallel.parameters import local_part
 from minifsdp.trainer import Trainer
@@ -58,13 +59,17 @@ def build(model: GPT, recipe: Recipe) -> Trainer:
 
     Raises:
         TypeError: it is another model, or no recipe.
-        ValueError: the recipe is for another number of ranks, or the model cannot be divided so (cost/faults.py).
+        ValueError: the recipe is for another number of ranks; ranks give different ones, or different models; or the
+            model cannot be divided so (cost/faults.py), or is already.
     """
+    check_same(model, recipe)
+    if found := divided_before(model):
+        raise ValueError(found)
     if not isinstance(model, GPT):
         raise TypeError(f"a recipe divides minifsdp.gpt.GPT, not {type(model).__name__}: use the wrappers themselves")
     if not isinstance(recipe, Recipe):
         raise TypeError(f"{recipe!r} is of type {type(recipe).__name__}: give a Recipe, such as Recipe.parse('dp=2')")
-    if found := fault(sizes_of(model), recipe):
+    if found := fault(sizes_of(model), recipe) or without_values(model):
         raise ValueError(f"{recipe}: {found}")
     meshes = _meshes_of(recipe, model.norm.weight.device.type)
     if recipe.mesh.cp > 1:  # else attention is one process's

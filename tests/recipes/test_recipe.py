@@ -270,6 +270,14 @@ def test_build_refuses_what_a_ladder_leaves_out(recipe: str, sizes: dict[str, An
             cost(gpt(**sizes), parsed, 0, Setting(parsed.mesh.ranks, batch=48))
 
 
+@pytest.mark.parametrize("recipe", ["", "dp=2,data=ddp", "dp=2,data=fsdp", "dp=2", "tp=2", "pp=2"])
+def test_a_model_without_values_is_refused(recipe: str) -> None:
+    says = "embed.weight is on the meta device, without values: call model.to_empty.* and initialize it, or load it"
+    with pytest.raises(ValueError, match=says) as told:
+        build(outline(vocabulary=17, width=16, layers=2, heads=4, context=8), Recipe.parse(recipe))
+    assert "\n" not in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("recipe", "frozen", "batch", "says"),
     [

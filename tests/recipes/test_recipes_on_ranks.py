@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp as torch_fsdp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from on_ranks import Checks
@@ -31,7 +32,10 @@ from minifsdp.cost.total import cost
 from minifsdp.cost.traffic import Message, sent
 from minifsdp.course.ladder.measure import measure_memory
 from minifsdp.course.ladder.rungs import closed_form_setting
+from minifsdp.ddp import DistributedDataParallel
 from minifsdp.divisions import SCHEDULES
+from minifsdp.fsdp import FullyShardedDataParallel
+from minifsdp.fsdp2 import fully_shard
 from minifsdp.gpt import GPT
 from minifsdp.instruments.launch import rank_device
 from minifsdp.losses import IGNORED, token_mean
@@ -265,6 +269,40 @@ def a_mesh_is_for_all_ranks() -> None:
         Mesh(dp=4).device_meshes("cpu")
     with pytest.raises(ValueError, match="also=foo: choose from pp, dp"):
         Mesh(dp=2).device_meshes("cpu", ("foo",))
+
+
+@check(ranks=4)
+def ranks_with_other_recipes_or_models_are_refused_by_all() -> None:
+    """In one line, before anything is divided; what follows works."""
+    recipe, rank = Recipe.parse("dp=4"), dist.get_rank()
+    with pytest.raises(ValueError, match=r"^recipes differ: dp=4,data=zero1 on ranks 1, 3, dp=4,data=fsdp2 on the oth"):
+        build(model(), Recipe.parse("dp=4,zero=1") if rank % 2 else recipe)
+    with pytest.raises(ValueError, match=r"^recipes differ: 'dp=4' on rank 2, dp=4,data=fsdp2 on the others; give"):
+        build(model(), "dp=4" if rank == 2 else recipe)  # type: ignore[arg-type]
+    for others in ({"width": 28}, {"layers": 2}, {"heads": 2}):
+        with pytest.raises(ValueError, match=r"^models differ in .*: GPT \w+ on rank 3, GPT \w+ on the others; give"):
+            build(model(**others) if rank == 3 else model(), recipe)
+    with pytest.raises(ValueError, match=r"^models differ in .* on rank 0, "):
+        build(model().to("meta") if rank == 0 else model(), recipe)
+    rows = torch.zeros(4, SIZES["context"], dtype=torch.int64)
+    build(model(), recipe).step(rows, rows)
+
+
+WRAPPED: dict[str, Any] = {
+    "minifsdp's DDP has the model": DistributedDataParallel,
+    "minifsdp's FullyShardedDataParallel has the model": FullyShardedDataParallel,
+    "minifsdp's fully_shard has the model": fully_shard,
+    "torch's DDP has the model": torch.nn.parallel.DistributedDataParallel,
+    "torch's fully_shard has the model": torch_fsdp.fully_shard,
+    "embed.weight is a DTensor": lambda gpt: parallelize_gpt(gpt, init_device_mesh("cpu", (2,))),
+}
+
+
+@check(ranks=2, says=tuple(WRAPPED), recipe=("dp=2,data=ddp", "tp=2", "pp=2"))
+def a_model_that_is_wrapped_is_refused(says: str, recipe: str) -> None:
+    with pytest.raises(ValueError, match=f"^{says}.* already: give build a plain GPT") as told:
+        build(WRAPPED[says](model()), Recipe.parse(recipe))
+    assert "\n" not in str(told.value)
 
 
 @check(ranks=2)
