@@ -57,8 +57,8 @@ class TokenMean:
     shares: int
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        weight = self.shares / self.tokens.double().clamp(min=1)
-        return cross_entropy(logits, targets, "sum") * weight
+        total = cross_entropy(logits, targets, "sum")
+        return total * (self.shares / self.tokens.double().clamp(min=1)).to(total.dtype)
 
 
 def token_mean(targets: Tensor, group: Group | None = None, micro_batches: int = 1) -> TokenMean:

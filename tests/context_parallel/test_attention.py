@@ -19,6 +19,7 @@ from minifsdp import comm
 from minifsdp.context_parallel import Cut, GatheredAttention, RingAttention, UlyssesAttention, ring_attention
 from minifsdp.context_parallel.blocks import add_block, block
 from minifsdp.context_parallel.cut import SequencePart
+from minifsdp.losses import cross_entropy, token_mean
 
 check = Checks(__name__)
 
@@ -199,6 +200,15 @@ class TestCut:
         if cut.chunks > 1:
             with pytest.raises(ValueError, match=f"{cut.chunks + 1} tokens cannot be cut into {cut.chunks} equal"):
                 cut.take(torch.zeros(1, cut.chunks + 1), 0, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_share_of_the_mean_has_the_dtype_of_the_logits(dtype: torch.dtype) -> None:
+    logits, targets = torch.randn(2, 4, 9, dtype=dtype), torch.tensor([[1, -100, 3, 4], [-100] * 4])
+    share = token_mean(targets)(logits, targets)
+    assert share.dtype == dtype
+    torch.testing.assert_close(share, cross_entropy(logits, targets))
+    assert token_mean(targets[1:])(logits[1:], targets[1:]) == 0
 
 
 def test_blocks_add_up_in_any_order() -> None:
