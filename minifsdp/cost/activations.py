@@ -96,12 +96,13 @@ def kept_by_attention(sizes: Sizes, ranks: int) -> dict[str, int]:
     if sizes.attention.ranks > 1:
         return dict(context_parallel.kept(sizes, ranks))
     rows, q = sizes.itemsize * sizes.batch * sizes.heads // ranks, context_parallel.queries(sizes, ranks)
-    ends = {"q, k, v": 3 * q, "input of out": q}
     if not sizes.on_gpu:
-        return {**ends, "logsumexp": rows * sizes.context}
-    if sizes.itemsize * sizes.width // sizes.heads % _ALIGNMENT:
-        return {**ends, "softmax": rows * sizes.context**2}
-    return {**ends, "logsumexp": rows * -(-sizes.context // _QUERIES) * _QUERIES, "random state": 2 * _INDEX}
+        softmax = {"logsumexp": rows * sizes.context}
+    elif sizes.itemsize * sizes.width // sizes.heads % _ALIGNMENT:
+        softmax = {"softmax": rows * sizes.context**2}
+    else:
+        softmax = {"logsumexp": rows * -(-sizes.context // _QUERIES) * _QUERIES, "random state": 2 * _INDEX}
+    return {"q, k, v": 3 * q, **softmax, "input of out": q}
 
 
 def kept_before_blocks(sizes: Sizes, cut: Cut | None) -> dict[str, int]:
