@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ class Trainer:
         optimizer: of its parameters.
         ends: called when backward is over, as a part of it.
         passes: forward and backward, with their own ends, where they are not one after the other; they leave gradients.
-        part: which tokens of each sequence are this rank's.
+        part: which tokens of each sequence are this rank's; None: all.
         loss_of: the loss of a step whose targets on this rank are given; called on all ranks. None: the mean over this
             rank's tokens, which is right if all ranks and micro-batches have as many.
     """
@@ -40,7 +40,7 @@ class Trainer:
     optimizer: Optimizer
     ends: Sequence[Callable[[], Any]] = ()
     passes: Passes | None = None
-    part: SequencePart = field(default_factory=SequencePart)
+    part: SequencePart | None = None
     loss_of: Callable[[Tensor], Loss] | None = None
 
     def step(self, tokens: Tensor, targets: Tensor, tell: Tell = lambda name: None) -> Tensor:
@@ -62,7 +62,8 @@ class Trainer:
             raise ValueError(f"{len(tokens)} rows of tokens with {len(targets)} of targets: give as many of both")
         if not tokens.numel():
             raise ValueError(f"tokens {[*tokens.shape]}: the mean over no tokens is nan; give every rank a row or more")
-        tokens, targets = self.part.take(tokens), self.part.take(targets)
+        if self.part is not None:
+            tokens, targets = self.part.take(tokens), self.part.take(targets)
         loss_of = None if self.loss_of is None else self.loss_of(targets)
         loss = (self.passes or self._one_after_the_other)(tokens, targets, tell, loss_of)
         with phase("optimizer", tell):

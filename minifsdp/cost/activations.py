@@ -73,11 +73,12 @@ def kept_by_block(sizes: Sizes, cut: Cut) -> dict[str, int]:
     gathered = t if cut.sequence and cut.regather else 1
     if cut.recomputed:
         return {"input of the block": whole // between}
+    alone = {"q, k, v": 3 * whole // t, **kept_by_attention(sizes, t), "input of out": whole // t}
     return {
         "input of norm1": whole // between,
         "statistics of norm1": 2 * token // between,
         "input of qkv": whole // gathered,
-        **kept_by_attention(sizes, t),
+        **(alone if sizes.attention.ranks == 1 else context_parallel.kept(sizes, t)),
         "input of norm2": whole // between,
         "statistics of norm2": 2 * token // between,
         "input of up": whole // gathered,
@@ -87,22 +88,18 @@ def kept_by_block(sizes: Sizes, cut: Cut) -> dict[str, int]:
 
 
 def kept_by_attention(sizes: Sizes, ranks: int) -> dict[str, int]:
-    """Bytes by what keeps them, from q, k and v to the input of the layer behind.
+    """Bytes that a rank's attention keeps besides q, k, v and its output.
 
     On a GPU, float32 goes to the memory-efficient kernel, which pads its queries and keeps the random state of a
     dropout. If the heads are no multiple of 16 bytes, no fused kernel takes them, and the softmax is kept as in the
     paper (torch: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, and kAlignLSE in attention.cu).
     """
-    if sizes.attention.ranks > 1:
-        return dict(context_parallel.kept(sizes, ranks))
-    rows, q = sizes.itemsize * sizes.batch * sizes.heads // ranks, context_parallel.queries(sizes, ranks)
+    rows = sizes.itemsize * sizes.batch * sizes.heads // ranks
     if not sizes.on_gpu:
-        softmax = {"logsumexp": rows * sizes.context}
-    elif sizes.itemsize * sizes.width // sizes.heads % _ALIGNMENT:
-        softmax = {"softmax": rows * sizes.context**2}
-    else:
-        softmax = {"logsumexp": rows * -(-sizes.context // _QUERIES) * _QUERIES, "random state": 2 * _INDEX}
-    return {"q, k, v": 3 * q, **softmax, "input of out": q}
+        return {"logsumexp": rows * sizes.context}
+    if sizes.itemsize * sizes.width // sizes.heads % _ALIGNMENT:
+        return {"softmax": rows * sizes.context**2}
+    return {"logsumexp": rows * -(-sizes.context // _QUERIES) * _QUERIES, "random state": 2 * _INDEX}
 
 
 def kept_before_blocks(sizes: Sizes, cut: Cut | None) -> dict[str, int]:
