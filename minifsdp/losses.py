@@ -7,7 +7,7 @@ are averaged has to be, for T targets that count in all of them,
 
     N / T * the sum of its own tokens' losses
 
-which is 0 for a share without tokens. T is known to nobody before the ranks have told each other: an all-reduce of one
+which is 0 for a share without tokens. No rank knows T in advance: the ranks sum their counts in an all-reduce of one
 number before the loss.
 """
 
@@ -62,7 +62,7 @@ class TokenMean:
 
 
 def token_mean(targets: Tensor, group: Group | None = None, micro_batches: int = 1) -> TokenMean:
-    """The loss of each micro-batch on each rank of a group, on all of which it is called; it sends 8 bytes.
+    """The loss of each micro-batch on each rank of a group. All ranks call this function, which all-reduces 8 bytes.
 
     Args:
         targets: this rank's, of all micro-batches.
@@ -71,7 +71,6 @@ def token_mean(targets: Tensor, group: Group | None = None, micro_batches: int =
     """
     tokens = (targets != IGNORED).sum()
     ranks = 1 if group is None else group.size()
-    if ranks > 1:
-        assert group is not None
+    if group is not None and ranks > 1:
         comm.all_reduce(tokens, group).wait()
     return TokenMean(tokens, ranks * micro_batches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -110,10 +110,13 @@ class Mesh:
 
     def averaging_group(self) -> Group | None:
         """These ranks' process group; None: there is one of them. To be called on every rank."""
+        return self._group(self.averaging) if self.with_different_tokens > 1 else None
+
+    def _group(self, of_rank: Callable[[int], Sequence[int]]) -> Group:
+        """This rank's process group, if each rank's has these ranks."""
         from minifsdp.process_groups import group_among
 
-        lines = sorted({tuple(self.averaging(rank)) for rank in range(self.ranks)})
-        return group_among(lines) if self.with_different_tokens > 1 else None
+        return group_among(sorted({tuple(of_rank(rank)) for rank in range(self.ranks)}))
 
     def axis_of(self, ranks: Sequence[int], rank: int) -> str:
         """The axis along which these ranks lie, this one among them; "" if there is none.
@@ -186,8 +189,7 @@ class Mesh:
             )
             meshes = {axis: every[tuple(names)] for axis, names in dims.items()}
             if self.cp > 1 or "cp" in also:
-                rings = sorted({tuple(self.peers(rank, "cp")) for rank in range(self.ranks)})
-                meshes["cp"] = DeviceMesh.from_group(group_among(rings), device_type)
+                meshes["cp"] = DeviceMesh.from_group(self._group(lambda rank: self.peers(rank, "cp")), device_type)
             return meshes
 
     def _grid(self, axes: Sequence[str]) -> Tensor:

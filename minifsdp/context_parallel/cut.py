@@ -24,7 +24,7 @@ class Cut:
 
     Attributes:
         ranks: c.
-        zigzag: two chunks for each rank, of which one is as early as the other is late; otherwise one.
+        zigzag: each rank has two chunks, the i-th from the start and the i-th from the end; otherwise one.
 
     Raises:
         ValueError: there is no rank.

@@ -124,7 +124,7 @@ class Hop:
         self.handles = pass_on(self.leaving, self.arriving, group)
 
     def wait(self) -> Tensor:
-        """What has arrived; this no longer holds either."""
+        """Return the tensor that has arrived, and release both."""
         for handle in self.handles:
             handle.wait()
         arrived = self.arriving

@@ -11,10 +11,10 @@ A group of heads that share a key may be divided; its key then goes to several r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -46,9 +46,11 @@ class UlyssesAttention:
             [*of_q, *(h + head for head in of_k), *(h + h_kv + head for head in of_k)]
             for of_q, of_k in zip(queries, keys, strict=True)
         ]
-        heads: Tensor = _ToHeads.apply(torch.cat([q, k, v], 1), Way(self.group, self.cut, all_three))  # type: ignore[no-untyped-call]
+        way = Way(self.group, self.cut, all_three)
+        heads: Tensor = _Move.apply(torch.cat([q, k, v], 1), way, to_heads, to_sequence)  # type: ignore[no-untyped-call]
         out = self.attend(heads, [head // (h // h_kv) - keys[rank].start for head in queries[rank]])
-        back: Tensor = _ToSequence.apply(out, Way(self.group, self.cut, queries))  # type: ignore[no-untyped-call]
+        way = Way(self.group, self.cut, queries)
+        back: Tensor = _Move.apply(out, way, to_sequence, to_heads)  # type: ignore[no-untyped-call]
         return back
 
     def attend(self, heads: Tensor, keys: Sequence[int]) -> Tensor:
@@ -82,6 +84,9 @@ class Way(NamedTuple):
     heads: Sequence[Sequence[int]]
 
 
+Mover: TypeAlias = Callable[[Tensor, Way], Tensor]
+
+
 def to_heads(part: Tensor, way: Way) -> Tensor:
     """All heads of this rank's tokens [b, H, s / c, d] -> its heads of all tokens [b, H_rank, s, d]."""
     b, _, tokens, d = part.shape
@@ -111,23 +116,14 @@ def exchange(leaving: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], group
     return [part.view(shape) for part, shape in zip(buffer.split(sizes), shapes, strict=True)]
 
 
-class _ToHeads(Function):
+class _Move(Function):
+    """One way, and in backward the other: `to_heads` and `to_sequence` are each other's transposes."""
+
     @staticmethod
-    def forward(ctx: Any, part: Tensor, way: Way) -> Tensor:
-        ctx.way = way
-        return to_heads(part, way)
+    def forward(ctx: Any, x: Tensor, way: Way, there: Mover, back: Mover) -> Tensor:
+        ctx.way, ctx.back = way, back
+        return there(x, way)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return to_sequence(grad, ctx.way), None
-
-
-class _ToSequence(Function):
-    @staticmethod
-    def forward(ctx: Any, mine: Tensor, way: Way) -> Tensor:
-        ctx.way = way
-        return to_sequence(mine, way)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return to_heads(grad, ctx.way), None
+        return ctx.back(grad, ctx.way), None, None, None

@@ -123,8 +123,8 @@ def run(request: Request, progress: Progress) -> dict[str, Any] | None:
 
     progress("one process", 0, 1)
     where: Any = {"timeout": TIME_LIMIT, "backend": request.world.backend, "share_gpu": request.world.shares_gpu}
-    meanwhile: Any = {"on_report": lambda *_: pictures.prepare()}  # no step is timed, and one process leaves cores idle
-    reference = launch(train_alone, 1, settings, **meanwhile, **where)[0]
+    # Meanwhile no step is timed, and one process leaves cores idle.
+    reference = launch(train_alone, 1, settings, on_report=lambda *_: pictures.prepare(), **where)[0]
     with scratch_folder() as staging:
         ranks = launch(
             run_rungs,
