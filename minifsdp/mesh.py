@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -118,20 +119,31 @@ class Mesh:
 
         return group_among(sorted({tuple(of_rank(rank)) for rank in range(self.ranks)}))
 
-    def axis_of(self, ranks: Sequence[int], rank: int) -> str:
-        """The axis along which these ranks lie, this one among them; "" if there is none.
+    def lines(self, rank: int) -> dict[str, Sequence[int]]:
+        """By axis with several ranks those that lie along it with this one, in its order.
 
-        Of hybrid sharding "shard" for the ranks with different shards of one copy, "replicate" for those with the same.
+        Also "dp_cp", the ranks that average gradients, where these are two axes; and of hybrid sharding "shard", the
+        ranks with different shards of one copy, and "replicate", those with the same.
         """
         all_together = list(self.averaging(rank))
-        peers = {axis: self.peers(rank, axis) for axis in self.divided} | {self.of_gradients: all_together}
+        found: dict[str, Sequence[int]] = {axis: self.peers(rank, axis) for axis in self.divided}
+        if self.with_different_tokens > 1:
+            found[self.of_gradients] = all_together
         if self.replicate > 1:
             shards = len(all_together) // self.replicate
             place = all_together.index(rank)
             first = place - place % shards
-            peers["shard"] = all_together[first : first + shards]
-            peers["replicate"] = all_together[place % shards :: shards]
-        return next((axis for axis, those in peers.items() if list(those) == list(ranks)), "")
+            found["shard"] = all_together[first : first + shards]
+            found["replicate"] = all_together[place % shards :: shards]
+        return found
+
+    def groups(self, axis: str) -> list[tuple[int, ...]]:
+        """The groups into which an axis of `lines` divides all ranks."""
+        return sorted({tuple(self.lines(rank)[axis]) for rank in range(self.ranks)})
+
+    def axis_of(self, ranks: Sequence[int], rank: int) -> str:
+        """The axis of `lines` along which these ranks lie, this one among them; "" if there is none."""
+        return next((axis for axis, those in self.lines(rank).items() if list(those) == list(ranks)), "")
 
     def _stride(self, axis: str) -> int:
         if axis not in self.axes:
@@ -201,6 +213,11 @@ class Mesh:
         order = [*along, *(axis for axis in self.axes if axis not in along)]
         grid = torch.arange(self.ranks).view([self.size(axis) for axis in self.axes])
         return grid.permute([self.axes.index(axis) for axis in order])
+
+
+def on_hosts(ranks: Sequence[int], per_host: int) -> Counter[int]:
+    """The number of these ranks on each host; hosts have `per_host` ranks each, by their numbers."""
+    return Counter(rank // per_host for rank in ranks)
 
 
 def all_ranks(device_type: str) -> DeviceMesh:

@@ -55,6 +55,9 @@ UNIT_COLOURS = ("#453A7D", "#746AAD", "#A49CD2", "#CFCBE8")
 MICRO_BATCH_COLOURS = ("#1FA0D8", "#00A8B3", "#4AA77C", "#8E9D54", "#C08B53", "#D97B7A", "#CB7DAF", "#908FD6")
 """Micro-batches of a pipeline: the colour wheel at one lightness; a ninth has the first one's, and its number."""
 
+GROUP_COLOURS = ("#F3B8C4", "#F6D2A2", "#E3E09A", "#B9E2AF", "#A3DED2", "#A6D0F1", "#C3BFF3", "#E4BCEC")
+"""Groups of ranks along an axis of a mesh: pastels; a ninth has the first one's, and its ranks' numbers."""
+
 STRATEGY_COLOURS = {
     "plain": "#D9D9D2",
     "DDP": "#8B8B83",
