@@ -31,6 +31,7 @@ class Call(NamedTuple):
         ranks: size of the group, N.
         dtype: of the tensor.
         label: its subject, if the caller has named one.
+        peer: of a message between two ranks the other one, by its number in the group.
     """
 
     op: str
@@ -41,6 +42,7 @@ class Call(NamedTuple):
     ranks: int
     dtype: torch.dtype = torch.float32
     label: Label | None = None
+    peer: int | None = None
 
     @property
     def wire(self) -> float:

@@ -198,7 +198,7 @@ def _message(op: str, function: str, tensor: Tensor, peer: int, group: Group) ->
     if link is not None or observers or _logs or gloo.wanted() == "native":
         call = partial(getattr(dist, function), tensor, group=group)
         keyword = "group_dst" if op == "send" else "group_src"
-        return _start(info, op, function, tensor, partial(call, **{keyword: peer}))
+        return _start(info, op, function, tensor, partial(call, **{keyword: peer}), peer=peer)
     info.calls += 1
     parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return Handle(None, getattr(group, op)([parts], peer, 0))
@@ -211,11 +211,12 @@ def _start(
     payload: Tensor,
     collective: Callable[[], Any],
     label: Label | None = None,
+    peer: int | None = None,
 ) -> Handle:
     order, info.calls = info.calls, info.calls + 1
     if link is None and not observers and not _logs:
         return Handle(None, collective())  # saves the description, which costs as much as the message
-    call = Call(op, function, info.name, order, payload.nbytes, info.ranks, payload.dtype, label)
+    call = Call(op, function, info.name, order, payload.nbytes, info.ranks, payload.dtype, label, peer)
     for log in _logs:
         log.append(call)
     if link is not None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from minifsdp import comm
 from minifsdp.comm import Call
 from minifsdp.instruments.launch import launch
-from minifsdp.instruments.link.emulated import EmulatedLink, HostLinks, Transfer, parse_link
+from minifsdp.instruments.link.emulated import EmulatedLink, HostLinks, Transfer, parse_link, parse_links
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -88,6 +88,37 @@ def test_bad_text_is_refused_in_one_line_that_names_what_and_shows_how(text: str
     message = str(caught.value)
     assert says in message
     assert "latency=200us,bandwidth=1GB/s" in message
+    assert "\n" not in message
+
+
+def test_two_links_are_read_from_text_and_one_as_before() -> None:
+    links = parse_links(" across = 200us@0.5GB/s, inside=5us @ 10GB/s,host = 4 ")
+    assert isinstance(links, HostLinks)
+    found = [(each.latency, each.bandwidth) for each in (links.inside, links.across)]
+    assert found == [(pytest.approx(5e-6), 1e10), (pytest.approx(2e-4), 5e8)]
+    assert links.per_host == 4
+    assert isinstance(parse_links("latency=1ms,bandwidth=1GB/s"), EmulatedLink)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("inside=5us@10GB/s", "no across"),
+        ("inside=5us@10GB/s,across=1ms@1GB/s", "no host"),
+        ("inside=5us@10GB/s,across=1ms@1GB/s,host=2,host=4", "'host=4'"),
+        ("inside=5us@10GB/s,across=1ms@1GB/s,host=4,latency=1ms", "'latency=1ms'"),
+        ("inside=5us,across=1ms@1GB/s,host=4", "'5us'"),
+        ("inside=5us@10GB/s,across=1ms@slow,host=4", "'slow'"),
+        ("inside=5us@10GB/s,across=1ms@0,host=4", "positive"),
+        ("inside=5us@10GB/s,across=1ms@1GB/s,host=0", "'0'"),
+    ],
+)
+def test_bad_text_of_two_links_is_refused_in_one_line(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match="bad link") as caught:
+        parse_links(text)
+    message = str(caught.value)
+    assert says in message
+    assert "inside=5us@10GB/s,across=200us@1GB/s,host=4" in message
     assert "\n" not in message
 
 
@@ -340,3 +371,42 @@ def test_groups_inside_a_host_and_across_hosts_have_links_of_their_own() -> None
         assert on_inside >= 0.1  # 1 MiB: a rank of 2 sends as much as the tensor has
         assert in_one_ring >= 0.01 + 0.15 - 1e-9  # of 4: 3/2 of it, in the one ring that leaves the host
         assert in_two_rings >= 0.01 + 0.2 - 1e-9  # two rings share what leaves the host
+
+
+def sends_of_a_pipeline() -> list[str]:
+    """The links that a message to the next rank of 2 hosts x 2 takes, with the number of its siblings."""
+    rank = dist.get_rank()
+    with HostLinks(EmulatedLink(0.0, 1e12), EmulatedLink(0.0, 1e12), per_host=2) as links:
+        tensor = torch.ones(4)
+        below, above = torch.empty(4), (rank + 1) % 4
+        handles = [comm.send(tensor, above, comm.world()), comm.recv(below, (rank - 1) % 4, comm.world())]
+        for handle in handles:
+            handle.wait()
+    return [each.op for each in links.transfers]
+
+
+def test_a_send_takes_the_link_to_its_receiver() -> None:
+    """Not that of its group, which has ranks on both hosts."""
+    first, second = ["recv across", "send"], ["recv", "send across"]
+    assert [sorted(rank) for rank in launch(sends_of_a_pipeline, 4)] == [first, second, first, second]
+
+
+def two_links_at_once() -> list[Transfer]:
+    """Messages of this rank on both links, all issued before the first is waited for."""
+    inside, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
+    across, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+    with HostLinks(EmulatedLink(0.1, 1e12), EmulatedLink(0.1, 1e12), per_host=2) as links:
+        handles = [comm.all_reduce(torch.ones(4), group) for group in (inside, across, inside, across)]
+        for handle in handles:
+            handle.wait()
+    return links.transfers
+
+
+def test_both_links_of_a_rank_work_at_the_same_time_each_with_one_message() -> None:
+    """By the links' own clock: the ranks of a group talk while those of another do."""
+    for transfers in launch(two_links_at_once, 4):
+        inside = [each for each in transfers if not each.op.endswith("across")]
+        across = [each for each in transfers if each.op.endswith("across")]
+        for first, second in (inside, across):
+            assert first.end <= second.start
+        assert max(inside[0].start, across[0].start) < min(inside[0].end, across[0].end)

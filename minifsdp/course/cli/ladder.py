@@ -82,7 +82,13 @@ def ladder(
     heads: Annotated[int | None, typer.Option(help=f"Attention heads; {_other('heads')}.")] = None,
     context: Annotated[int | None, typer.Option(help=f"Tokens per sequence; {_other('context')}.")] = None,
     data: Annotated[Path | None, typer.Option(help="Text to train on; default: Python's standard library.")] = None,
-    link: Annotated[str | None, typer.Option(help='Emulated link, such as "latency=200us,bandwidth=1GB/s".')] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Emulated link, such as latency=200us,bandwidth=1GB/s, or two, inside hosts of 4 ranks and across: "
+            "inside=5us@10GB/s,across=200us@1GB/s,host=4."
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option(help="k of fsdp-limit: most units gathered at once.")] = DEFAULT.limit,
     out: Annotated[
         Path | None, typer.Option(help="Folder for ladder.json, pictures and traces; default: results/ladder[-AXIS].")

@@ -32,7 +32,7 @@ from minifsdp.instruments.explore.holdings import holdings_of
 from minifsdp.instruments.explore.log import LoggedStep, StepLog
 from minifsdp.instruments.launch import rank_device, report
 from minifsdp.instruments.launch.group import share_cores
-from minifsdp.instruments.link.emulated import EmulatedLink, let_communication_go_first, parse_link
+from minifsdp.instruments.link.emulated import EmulatedLink, HostLinks, let_communication_go_first, parse_links
 from minifsdp.instruments.system.resources import check_names
 from minifsdp.instruments.system.scratch import scratch_folder
 from minifsdp.instruments.watch.cuda_memory import MemoryHistory, clear_cache
@@ -200,7 +200,7 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
         "cuda" of one measured step; "others", by the value of its variants their "log" and "traced". Rank 0 writes
         `trace-<rung>.json`, and on a GPU `snapshot-<rung>.pickle`, to the folder `traces`.
     """
-    link = parse_link(settings.link) if settings.link else None
+    link = parse_links(settings.link) if settings.link else None
     if link is not None:
         let_communication_go_first()
     rank, where = dist.get_rank(), rank_device()
@@ -272,7 +272,9 @@ def clock_actions(trainer: Trainer) -> deque[Timed]:
     return done
 
 
-def log_step(build: Callable[[], Trainer], batch: Batch, link: EmulatedLink | None = None) -> dict[str, Any]:
+def log_step(
+    build: Callable[[], Trainer], batch: Batch, link: EmulatedLink | HostLinks | None = None
+) -> dict[str, Any]:
     """Measure a step on this rank, then trace one, for the explorer; all ranks call it.
 
     Args:

@@ -21,7 +21,7 @@ from minifsdp.course.ladder.outline import count_elements, outline
 from minifsdp.course.ladder.rungs import closed_form_setting, sizes_of
 from minifsdp.instruments.launch import launch
 from minifsdp.instruments.launch.world import Device, World, choose_world, is_first
-from minifsdp.instruments.link.emulated import parse_link
+from minifsdp.instruments.link.emulated import parse_links
 from minifsdp.instruments.system.resources import (
     ADAMW_BYTES,
     check_counts,
@@ -71,7 +71,7 @@ def check(settings: Settings, device: Device, out: Path, share_gpu: bool | None 
         raise ValueError(f"--batch {settings.batch} cannot be shared equally by {by}: choose a multiple of {rows}")
     world = choose_world(settings.ranks, device, share_gpu)
     if settings.link is not None:
-        parse_link(settings.link)
+        parse_links(settings.link)
     corpus = data.load_text(settings.text)
     settings.batches()
     elements = count_elements(settings.layers, width=settings.width, context=settings.context)

@@ -12,7 +12,7 @@ from minifsdp import comm
 from minifsdp.batch import Batch
 from minifsdp.course.ladder.rungs import Trainer
 from minifsdp.instruments.explore.log import Moment, StepLog
-from minifsdp.instruments.link.emulated import EmulatedLink
+from minifsdp.instruments.link.emulated import EmulatedLink, HostLinks
 from minifsdp.instruments.watch.step import align, take_step
 from minifsdp.instruments.watch.timeline import Span
 from minifsdp.instruments.watch.trace import record_trace
@@ -39,7 +39,12 @@ class TracedStep:
 
 
 def trace_step(
-    trainer: Trainer, batch: Batch, where: torch.device, path: Path, link: EmulatedLink | None, usual: float | None
+    trainer: Trainer,
+    batch: Batch,
+    where: torch.device,
+    path: Path,
+    link: EmulatedLink | HostLinks | None,
+    usual: float | None,
 ) -> TracedStep | None:
     """Profile a step on rank 0, again if it takes much longer or shorter than usual; keep the most usual one.
 
@@ -65,7 +70,12 @@ def trace_step(
 
 
 def _profiled(
-    trainer: Trainer, batch: Batch, where: torch.device, path: Path, link: EmulatedLink | None, usual: float | None
+    trainer: Trainer,
+    batch: Batch,
+    where: torch.device,
+    path: Path,
+    link: EmulatedLink | HostLinks | None,
+    usual: float | None,
 ) -> TracedStep:
     with record_trace(path, link), StepLog() as log:
         take_step(trainer, batch, where, lambda phase: log.mark(NAMES.get(phase, phase)))

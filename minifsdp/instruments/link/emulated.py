@@ -20,8 +20,8 @@ import os
 import re
 import sys
 import threading
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import Any
 
@@ -31,9 +31,10 @@ from minifsdp import comm, process_groups
 from minifsdp.instruments.launch import rank_device
 from minifsdp.instruments.link.carriers import ThreadCarrier, Transfer
 from minifsdp.instruments.link.stream_carrier import StreamCarrier
+from minifsdp.mesh import on_hosts
 from minifsdp.private import group_named
 
-__all__ = ["EmulatedLink", "HostLinks", "Transfer", "let_communication_go_first", "parse_link"]
+__all__ = ["EmulatedLink", "HostLinks", "Transfer", "let_communication_go_first", "parse_link", "parse_links"]
 
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _BYTES = {"": 1.0, "B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
@@ -104,11 +105,14 @@ class EmulatedLink:
 
 
 class HostLinks:
-    """Two emulated links at once: groups of ranks on one host use one, groups with ranks on several hosts the other.
+    """Two emulated links at once: messages of ranks on one host use one, messages between hosts the other.
 
-    Hosts have `per_host` ranks each, in rank order. A ring leaves a host once, over all of its network cards. If
-    each rank of a host is in a group of its own, as in hybrid sharding, that many rings leave it at once and share the
-    bandwidth of the cards equally.
+    Hosts have `per_host` ranks each, in rank order. A collective uses the slower link if its group has ranks on several
+    hosts, since every rank of a ring waits for the slowest; a send, if its receiver is on another host. As NVLink and
+    network cards do, both links of a rank work at the same time, each with one message at a time.
+
+    A ring leaves a host once, over all of its network cards. If each rank of a host is in a group of its own, as in
+    hybrid sharding, that many rings leave it at once and share the bandwidth of the cards equally; so do sends.
 
     Args:
         inside: between two ranks of a host.
@@ -127,13 +131,19 @@ class HostLinks:
         return sorted(self.inside.transfers + across, key=lambda each: each.start)
 
     def submit(self, call: comm.Call, collective: Callable[[], Any]) -> Any:
-        """Queue a message on the link of its group."""
-        if call.group not in self.across.rings:
-            ranks = process_groups.global_ranks(group_named(call.group))
-            ranks_on = Counter(rank // self.per_host for rank in ranks)
-            here = ranks_on[dist.get_rank() // self.per_host]
-            self.across.rings[call.group] = 0 if len(ranks_on) == 1 else self.per_host // here
-        return (self.across if self.across.rings[call.group] else self.inside).submit(call, collective)
+        """Queue a message on its link."""
+        key = call.group, call.peer
+        if key not in self.across.rings:
+            self.across.rings[key] = self._rings(call)
+        return (self.across if self.across.rings[key] else self.inside).submit(call, collective)
+
+    def _rings(self, call: comm.Call) -> int:
+        """The number of such messages that leave this host at once; 0: it stays inside."""
+        group, me = process_groups.global_ranks(group_named(call.group)), dist.get_rank()
+        ends = group if call.peer is None else [me, group[call.peer]]
+        if len(on_hosts(ends, self.per_host)) == 1:
+            return 0
+        return self.per_host // on_hosts(group, self.per_host)[me // self.per_host]
 
     def __enter__(self) -> HostLinks:
         _refuse_a_second()
@@ -149,14 +159,16 @@ class HostLinks:
 
 
 class _SharedLink(EmulatedLink):
-    """A link shared by several rings: `rings` is their number by group, 0 for a group that does not use it."""
+    """A link shared by several rings: `rings` is their number by group and peer, 0 for messages that do not use it."""
 
     def __init__(self, latency: float, bandwidth: float) -> None:
         super().__init__(latency, bandwidth)
-        self.rings: dict[str, int] = {}
+        self.rings: dict[tuple[str, int | None], int] = {}
 
     def seconds(self, call: comm.Call) -> float:
-        return 0.0 if call.op == "recv" else self.latency + call.wire * self.rings[call.group] / self.bandwidth
+        return (
+            0.0 if call.op == "recv" else self.latency + call.wire * self.rings[call.group, call.peer] / self.bandwidth
+        )
 
 
 def _refuse_a_second() -> None:
@@ -185,29 +197,65 @@ def parse_link(text: str) -> EmulatedLink:
     Raises:
         ValueError: the text does not have exactly this form; one line.
     """
-    values: dict[str, float] = {}
-    for part in text.split(","):
-        key, _, value = (piece.strip() for piece in part.partition("="))
-        if key not in ("latency", "bandwidth") or key in values:
-            raise _bad_link(text, f"{part.strip()!r} is neither its one latency=... nor its one bandwidth=...")
-        values[key] = _quantity(text, key, value)
-    for key in ("latency", "bandwidth"):
-        if key not in values:
-            raise _bad_link(text, f"it has no {key}")
+    with _reading(text, "latency=200us,bandwidth=1GB/s"):
+        return _link(_words(text, ("latency", "bandwidth")))
+
+
+def parse_links(text: str) -> EmulatedLink | HostLinks:
+    """Parse a link as `parse_link` does, or two, such as `inside=5us@10GB/s,across=200us@1GB/s,host=4`.
+
+    The first is between ranks of a host, the second from host to host, and each host has 4 ranks (`HostLinks`).
+
+    Raises:
+        ValueError: the text has neither form; one line.
+    """
+    if not re.search(r"(^|,)\s*(inside|across|host)\s*=", text):
+        return parse_link(text)
+    with _reading(text, "inside=5us@10GB/s,across=200us@1GB/s,host=4"):
+        words = _words(text, ("inside", "across", "host"))
+        inside, across = (_speed(name, words[name]) for name in ("inside", "across"))
+        if not words["host"].isdecimal() or int(words["host"]) < 1:
+            raise ValueError(f"host {words['host']!r} is not a number of ranks from 1 up")
+        return HostLinks(inside, across, int(words["host"]))
+
+
+def _speed(name: str, value: str) -> EmulatedLink:
+    latency, at, bandwidth = (piece.strip() for piece in value.partition("@"))
+    if not at:
+        raise ValueError(f"{name} {value!r} is not a latency and a bandwidth, with @ between them")
+    return _link({"latency": latency, "bandwidth": bandwidth})
+
+
+@contextmanager
+def _reading(text: str, such_as: str) -> Iterator[None]:
+    """Make of a reason the line that names the text and shows the form."""
     try:
-        return EmulatedLink(**values)
-    except ValueError as error:
-        raise _bad_link(text, str(error)) from None
+        yield
+    except ValueError as why:
+        raise ValueError(f"bad link {text!r}: {why}; write for instance {such_as}") from None
 
 
-def _quantity(text: str, key: str, value: str) -> float:
-    units = _SECONDS if key == "latency" else _BYTES
+def _words(text: str, names: Sequence[str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if name not in names or name in values:
+            known = " nor its one ".join(f"{each}=..." for each in names)
+            raise ValueError(f"{part.strip()!r} is neither its one {known}")
+        values[name] = value
+    if missing := [name for name in names if name not in values]:
+        raise ValueError(f"it has no {missing[0]}")
+    return values
+
+
+def _link(words: Mapping[str, str]) -> EmulatedLink:
+    return EmulatedLink(**{name: _quantity(name, value) for name, value in words.items()})
+
+
+def _quantity(name: str, value: str) -> float:
+    units = _SECONDS if name == "latency" else _BYTES
     match = _NUMBER.fullmatch(value)
-    if match is None or match[2] not in units or (match[3] and key == "latency"):
+    if match is None or match[2] not in units or (match[3] and name == "latency"):
         names = ", ".join(unit for unit in units if unit)
-        raise _bad_link(text, f"{key} {value!r} is not a number from 0 up, alone or with one of {names}")
+        raise ValueError(f"{name} {value!r} is not a number from 0 up, alone or with one of {names}")
     return float(match[1]) * units[match[2]]
-
-
-def _bad_link(text: str, why: str) -> ValueError:
-    return ValueError(f"bad link {text!r}: {why}; write for instance latency=200us,bandwidth=1GB/s")
