@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -218,6 +218,11 @@ class Mesh:
 def on_hosts(ranks: Sequence[int], per_host: int) -> Counter[int]:
     """The number of these ranks on each host; hosts have `per_host` ranks each, by their numbers."""
     return Counter(rank // per_host for rank in ranks)
+
+
+def leaves_host(groups: Iterable[Sequence[int]], per_host: int) -> bool:
+    """True if one of these groups has ranks on several hosts."""
+    return any(len(on_hosts(group, per_host)) > 1 for group in groups)
 
 
 def all_ranks(device_type: str) -> DeviceMesh:

@@ -44,16 +44,21 @@ def sent(model: Model, recipe: Recipe, rank: int, setting: Setting) -> Counter[M
     Args:
         model, recipe, rank, setting: as for `cost`.
     """
+    return Counter(sum(sent_by_part(model, recipe, rank, setting).values(), Counter[Message]()))
+
+
+def sent_by_part(model: Model, recipe: Recipe, rank: int, setting: Setting) -> dict[str, Counter[Message]]:
+    """The same for each part of the recipe that sends something: "tensor", "pipeline", "context", "data"."""
     mine = divide(model, recipe, rank, setting)
-    calls: Counter[Message] = Counter()
+    calls: dict[str, Counter[Message]] = {}
     if recipe.mesh.tp > 1:
-        calls.update(_tensor(mine, recipe, setting))
+        calls["tensor"] = _tensor(mine, recipe, setting)
     if recipe.mesh.pp > 1:
-        calls.update(_pipeline(mine, recipe, recipe.mesh.place(rank, "pp")))
+        calls["pipeline"] = _pipeline(mine, recipe, recipe.mesh.place(rank, "pp"))
     if recipe.mesh.cp > 1:
-        calls.update(_context(mine, recipe))
+        calls["context"] = _context(mine, recipe)
     if recipe.data is not None and recipe.mesh.with_different_tokens > 1:
-        calls.update(_data(mine, recipe, recipe.data))
+        calls["data"] = _data(mine, recipe, recipe.data)
     return calls
 
 

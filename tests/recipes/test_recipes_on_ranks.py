@@ -26,6 +26,7 @@ from minifsdp import comm
 from minifsdp.build import LEARNING_RATE, build
 from minifsdp.clip_grad import clip_grad_norm_
 from minifsdp.cost.data_parallel import OptimizerState
+from minifsdp.cost.links import Hosts, Link, talk
 from minifsdp.cost.model import gpt
 from minifsdp.cost.peak import peak
 from minifsdp.cost.total import cost
@@ -38,6 +39,7 @@ from minifsdp.fsdp import FullyShardedDataParallel
 from minifsdp.fsdp2 import fully_shard
 from minifsdp.gpt import GPT
 from minifsdp.instruments.launch import rank_device
+from minifsdp.instruments.link.emulated import EmulatedLink, HostLinks, Transfer
 from minifsdp.losses import IGNORED, token_mean
 from minifsdp.mesh import Mesh
 from minifsdp.pipeline import split_gpt
@@ -174,6 +176,63 @@ def holds_and_sends_what_is_predicted(recipe: Recipe, context: int = SIZES["cont
     axes = {name: axis_of(global_ranks(group_named(name))) for name in {call.group for call in calls}}
     logged = Counter(Message(axes[call.group], call.op, call.payload) for call in calls)
     assert logged == +sent(numbers, recipe, rank, setting)
+
+
+@check(ranks=4, recipe=("dp=2,tp=2,zero=1,axes=tp/dp",), per_host=(2,))
+@check(ranks=8, recipe=("pp=2,dp=2,tp=2,zero=1,sequence", "pp=2,dp=2,tp=2,zero=1,axes=tp/pp/dp"), per_host=(4,))
+@check(ranks=8, recipe=("pp=4,tp=2", "cp=4,dp=2,attention=gathered"), per_host=(4,), slow=(8,))
+def messages_take_the_links_that_are_predicted(recipe: str, per_host: int) -> None:
+    """By axis and link as many as arithmetic says, and across hosts only on axes whose ranks are on several."""
+    parsed, rank = Recipe.parse(recipe), dist.get_rank()
+    with quick_links(per_host) as links:
+        transfers = transfers_of_a_step(parsed, links)
+    counts: Counter[tuple[str, bool]] = Counter(
+        (axis, transfer.op.endswith("across")) for axis, transfer in transfers if not transfer.op.startswith("recv")
+    )
+    setting = replace(closed_form_setting(dist.get_world_size()), batch=ROWS, **DOUBLE)
+    predicted = talk(gpt(**SIZES), parsed, rank, setting, Hosts(Link(0.0, 1.0), Link(0.0, 1.0), per_host))
+    assert counts == {(each.axis, each.across): each.messages for each in predicted}
+    for axis, across in counts:
+        hosts = {peer // per_host for peer in parsed.mesh.lines(rank)[axis]}
+        assert across <= (len(hosts) > 1)
+
+
+@check(ranks=8)
+def groups_of_an_axis_talk_at_the_same_time_and_so_do_a_rank_s_two_links() -> None:
+    """By the clocks of the links, which are this machine's: no message of one group waits for another group's."""
+    recipe, rank = Recipe.parse("pp=2,dp=2,tp=2,zero=1"), dist.get_rank()
+    with HostLinks(EmulatedLink(0.02, 1e12), EmulatedLink(0.1, 1e12), per_host=4) as links:
+        mine = transfers_of_a_step(recipe, links)
+    every = comm.gather_objects(mine, comm.world())
+    spans = {who: [(t.start, t.end) for axis, t in found if axis == "dp"] for who, found in enumerate(every)}
+    assert recipe.mesh.peers(0, "dp") != recipe.mesh.peers(1, "dp")
+    assert overlaps(spans[0], spans[1])
+    if recipe.mesh.place(rank, "pp") == 0:  # activations travel to the other host while the next ones are computed
+        to_stage = [(t.start, t.end) for axis, t in mine if axis == "pp" and t.op == "send across"]
+        assert overlaps(to_stage, [(t.start, t.end) for axis, t in mine if axis == "tp"])
+
+
+def overlaps(ones: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> int:
+    """Pairs of spans that share a moment."""
+    return sum(max(one[0], other[0]) < min(one[1], other[1]) for one in ones for other in others)
+
+
+def quick_links(per_host: int) -> HostLinks:
+    return HostLinks(EmulatedLink(0.0, 1e12), EmulatedLink(0.0, 1e12), per_host)
+
+
+def transfers_of_a_step(recipe: Recipe, links: HostLinks) -> list[tuple[str, Transfer]]:
+    """This rank's messages in its second step on open links, with their axes; groups of one rank send nothing."""
+    trainer = replace(build(model().double(), recipe), loss_of=None)
+    rows = torch.zeros(ROWS // recipe.mesh.dp, SIZES["context"], dtype=torch.int64)
+    trainer.step(rows, rows)
+    comm.all_reduce(torch.zeros(1), comm.world()).wait()
+    before = links.transfers[-1].end
+    trainer.step(rows, rows)
+    groups = {each.group: global_ranks(group_named(each.group)) for each in links.transfers}
+    axis_of = partial(recipe.mesh.axis_of, rank=dist.get_rank())
+    found = [(axis_of(groups[each.group]), each) for each in links.transfers if each.start >= before]
+    return [(axis, each) for axis, each in found if axis and len(groups[each.group]) > 1]
 
 
 @check(ranks=2, recipe=("dp=2,zero=1", "tp=2", "pp=2,micro=4", "cp=2"))

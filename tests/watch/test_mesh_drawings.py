@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from minifsdp.instruments.plots.mesh import mesh_figure
 from minifsdp.instruments.plots.mesh_text import coloured, drawing
 from minifsdp.mesh import Mesh
 
@@ -82,3 +85,25 @@ def test_other_groups_than_those_of_an_axis() -> None:
     hybrid = {line.split()[0]: line for line in drawing(Mesh(dp=8, replicate=2), 4)}
     assert "inside a host" in hybrid["shard"]
     assert "across hosts" in hybrid["replicate"]
+
+
+@pytest.mark.parametrize(("mesh", "host", "panels"), [(CUBE, 4, 3), (SQUARE, 8, 2), (MANY, 8, 5), (Mesh(), 8, 1)])
+def test_the_picture_has_a_panel_for_each_axis_whose_groups_have_a_colour_each(
+    mesh: Mesh, host: int, panels: int, tmp_path: Path
+) -> None:
+    figure = mesh_figure(mesh, host, tmp_path / "mesh.png")
+    assert (tmp_path / "mesh.png").read_bytes().startswith(b"\x89PNG")
+    assert len(figure.axes) == panels
+    for panel, axis in zip(figure.axes, mesh.lines(0), strict=False):
+        cells = [patch for patch in panel.patches if isinstance(patch, Rectangle)]
+        hosts = [patch for patch in panel.patches if isinstance(patch, FancyBboxPatch)]
+        assert (len(cells), len(hosts)) == (mesh.ranks, -(-mesh.ranks // host))
+        for group in mesh.groups(axis):
+            assert len({cells[rank].get_facecolor() for rank in group}) == 1
+        assert len({cell.get_facecolor() for cell in cells}) == len(mesh.groups(axis))
+
+
+def test_equal_meshes_give_equal_pictures(tmp_path: Path) -> None:
+    for name in ("one.png", "other.png"):
+        mesh_figure(CUBE, 4, tmp_path / name, {"tp": "73 messages"})
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "other.png").read_bytes()

@@ -35,13 +35,14 @@ COMMANDS = {
     "ladder": Command("ladder", "train one model on every rung; show memory, time and traffic", ("ladder.measure",)),
     "lab": Command("lab", "start a lab, check an answer, get a hint, mark"),
     "train": Command("train", "train with any strategy, precision and schedule, with checkpoints", ("train.loop",)),
+    "mesh": Command("mesh", "draw who is where, and what is sent along each axis"),
     "bench": Command("bench", "compare our step with torch's, in seconds and bytes", ("bench.compete",)),
     "doctor": Command("doctor", "check this machine: hardware, ranks, bandwidth"),
     "ps": Command("processes", "list your own ranks and servers"),
     "clean": Command("processes", "end leftover ranks and servers"),
 }
 START = {
-    "minifsdp ladder": "print tables, draw pictures, record traces (half a minute)",
+    "minifsdp ladder": "tables, pictures and traces (half a minute)",
     "minifsdp lab start 00": "copy the first notebook to this folder",
     "minifsdp COMMAND --help": "show options and an example",
     "minifsdp --install-completion": "set up Tab completion in your shell",

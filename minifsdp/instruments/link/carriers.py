@@ -33,12 +33,14 @@ class Transfer(NamedTuple):
         payload: bytes of the full tensor, as in `comm.Call`.
         start: when the link took it up, in seconds of `time.perf_counter`.
         end: when it had arrived, likewise.
+        group: the process group's name.
     """
 
     op: str
     payload: int
     start: float
     end: float
+    group: str = ""
 
 
 class Costs:
@@ -130,7 +132,7 @@ class ThreadCarrier:
         self._costs.learn(call, min(took, seconds))
         self._free_at = end = due if took <= seconds else woken + took
         _sleep_until(end)
-        self._transfers.append(Transfer(call.op, call.payload, start, end))
+        self._transfers.append(Transfer(call.op, call.payload, start, end, call.group))
         return left
 
 

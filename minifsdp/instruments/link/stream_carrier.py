@@ -105,7 +105,7 @@ class StreamCarrier:
             self._costs.learn(over.call, min(cost, self._seconds(over.call)))
             self._clock.learn(over.cycles, over.begun.elapsed_time(over.spun) / 1e3)
             start, end = (self._origin_at + self._origin.elapsed_time(at) / 1e3 for at in (over.start, over.end))
-            self._transfers.append(Transfer(over.call.op, over.call.payload, start, end))
+            self._transfers.append(Transfer(over.call.op, over.call.payload, start, end, over.call.group))
 
 
 class _Clock:

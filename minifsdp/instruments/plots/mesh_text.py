@@ -16,8 +16,8 @@ from math import ceil
 
 from rich.text import Text
 
-from minifsdp.instruments.plots.palette import GROUP_COLOURS, ink_on
-from minifsdp.mesh import Mesh, on_hosts
+from minifsdp.instruments.plots.palette import group_colour, ink_on
+from minifsdp.mesh import Mesh, leaves_host
 
 WIDTH = 80  # columns
 USUAL_HOST = 8  # ranks
@@ -110,7 +110,7 @@ def _coloured_place(mesh: Mesh, rank: int) -> Text:
 
 
 def _style(group: int) -> str:
-    colour = GROUP_COLOURS[group % len(GROUP_COLOURS)]
+    colour = group_colour(group)
     return f"{ink_on(colour)} on {colour}"
 
 
@@ -120,7 +120,7 @@ def _axes(mesh: Mesh, host: int) -> Iterator[Text]:
     width = max(map(len, names), default=0)
     for name in names:
         groups = mesh.groups(name)
-        where = "across hosts" if any(len(on_hosts(group, host)) > 1 for group in groups) else "inside a host"
+        where = "across hosts" if leaves_host(groups, host) else "inside a host"
         room = WIDTH - width - 2 - len(where) - 2
         marked = [Text(each, _style(number)) for number, each in enumerate(_listed(groups, room))]
         styled = Text("  ").join(marked)

@@ -56,7 +56,7 @@ MICRO_BATCH_COLOURS = ("#1FA0D8", "#00A8B3", "#4AA77C", "#8E9D54", "#C08B53", "#
 """Micro-batches of a pipeline: the colour wheel at one lightness; a ninth has the first one's, and its number."""
 
 GROUP_COLOURS = ("#F3B8C4", "#F6D2A2", "#E3E09A", "#B9E2AF", "#A3DED2", "#A6D0F1", "#C3BFF3", "#E4BCEC")
-"""Groups of ranks along an axis of a mesh: pastels; a ninth has the first one's, and its ranks' numbers."""
+"""Groups of ranks along an axis of a mesh: pastels; see `group_colour` for more."""
 
 STRATEGY_COLOURS = {
     "plain": "#D9D9D2",
@@ -126,6 +126,12 @@ def lighter(colour: str, share: float) -> str:
     base = 255 if share > 0 else 0
     parts = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
     return "#" + "".join(f"{round(part + abs(share) * (base - part)):02X}" for part in parts)
+
+
+def group_colour(number: int) -> str:
+    """The colour of a group; from the ninth on those of the first ones, darker, and again from the 33rd."""
+    turn, place = divmod(number, len(GROUP_COLOURS))
+    return lighter(GROUP_COLOURS[place], -0.14 * (turn % 4)) if turn % 4 else GROUP_COLOURS[place]
 
 
 @cache

@@ -113,7 +113,7 @@ def _with_transfers(trace: dict[str, Any], transfers: list[Transfer], marked_at:
     mark = next(event for event in trace["traceEvents"] if event["name"] == _CLOCK)
     lane = {"pid": mark["pid"], "tid": _LINK_LANE}
     added: list[dict[str, Any]] = [{"ph": "M", "name": "thread_name", **lane, "args": {"name": "emulated link"}}]
-    for op, payload, start, end in transfers:
+    for op, payload, start, end, _ in transfers:
         name, begin = f"{op} {payload / MIB:.1f} MiB", mark["ts"] + (start - marked_at) * 1e6
         message = {"ph": "X", "cat": "link", "name": name, "ts": begin, "dur": (end - start) * 1e6}
         added.append(message | lane)
