@@ -100,6 +100,8 @@ def _prepare_ranks(command: Command) -> None:
 def run(app: typer.Typer) -> NoReturn:
     """Run the command in `sys.argv`, and end with its exit code."""
     _refuse_empty(sys.argv[1:])
+    if "torch" in sys.modules:  # a script called this, perhaps one whose launcher has set no RANK
+        import_module("minifsdp.instruments.launch.job").adopt_group()
     usage_error: Any = typer.BadParameter.__mro__[1]
     try:
         code = app(standalone_mode=False) or 0

@@ -5,7 +5,8 @@
 The function runs inside an initialized process group in one of three ways:
 
 * `local`: N processes forked from a server that has torch imported already (0.1 s per launch after the first);
-* `spmd`: RANK and WORLD_SIZE are set (torchrun, srun): this process *is* a rank, nothing is started;
+* `spmd`: RANK and WORLD_SIZE are set (torchrun, srun), or a process group is initialized (Lightning Fabric): this
+  process *is* a rank, nothing is started;
 * `inline`: one rank in this process, for `breakpoint()`.
 """
 
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 from minifsdp.instruments.launch.errors import RankError
 from minifsdp.instruments.launch.group import rank_device
 from minifsdp.instruments.launch.inside import inside_rank, report
+from minifsdp.instruments.launch.job import adopt_group
 from minifsdp.instruments.launch.world import Backend, choose_world, tell_if_chosen
 
 __all__ = ["RankError", "launch", "rank_device", "report"]
@@ -72,6 +74,7 @@ def launch(
     world_size = _check(fn, args, world_size, timeout, backend)
     if inline and world_size != 1:
         raise ValueError(f"inline runs one rank, not {world_size}: use launch(fn, 1, inline=True)")
+    adopt_group()
     if not inline and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from minifsdp.instruments.launch.spmd import run_spmd
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 import os
 import socket
 
+import torch.distributed as dist
+
 UNSET = "use torchrun, or unset RANK"
+
+
+def adopt_group() -> None:
+    """Set RANK and WORLD_SIZE as in the process group that a script has initialized: Lightning Fabric sets no RANK.
+
+    Without it, each process of such a script would start ranks of its own, which all write the same files.
+    """
+    if "RANK" not in os.environ and dist.is_initialized() and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
 
 
 def check_job() -> None:

@@ -213,8 +213,9 @@ def may_share() -> bool:
 
 
 def local_ranks(ranks: int) -> int:
-    """The number of `ranks` on this machine, according to torchrun or srun; all of them without either."""
-    said = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or ""
+    """The number of `ranks` on this machine, according to torchrun, deepspeed or srun; all of them without these."""
+    names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+    said = next(filter(None, map(os.environ.get, names)), "")
     return int(said) if said.isdecimal() and "RANK" in os.environ else ranks
 
 
@@ -223,12 +224,22 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def _lone_tasks() -> str:
+    """What to say if srun started several tasks without making them ranks: each of them is a run; "" otherwise."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks == "1" or "RANK" in os.environ or os.environ.get("SLURM_PROCID") != "0":
+        return ""
+    return f"srun started {tasks} tasks, but RANK is not set: each is a run of its own; see scripts/ladder.sbatch"
+
+
 def tell(world: World) -> None:
     """Print the choice, on rank 0 and once per process, not for later launches."""
     global _told
     if not _told and is_first():
         with suppress(OSError):  # a failed print must not fail a run
             print(world, file=sys.stderr)
+            if several := _lone_tasks():
+                print(several, file=sys.stderr)
     _told = True
 
 
