@@ -477,6 +477,11 @@ def test_any_losses_can_be_drawn_and_recorded(tmp_path, values):
         (["--seed", "9" * 30], "--seed 9999"),
         (["--every", "7"], "--every needs --checkpoint DIR"),
         (["--resume"], "--resume needs --checkpoint DIR"),
+        (["--auto-resume"], "--auto-resume needs --checkpoint DIR"),
+        (
+            ["--checkpoint", "none", "--resume", "--auto-resume"],
+            "--resume with --auto-resume: only the second may begin a run; leave one of them out",
+        ),
         (
             ["--checkpoint", "none", "--resume"],
             "--resume: there is no folder none; leave out --resume to start a new run",
@@ -586,6 +591,18 @@ def trained(tmp_path_factory):
         settings = TrainSettings(**TINY, ranks=1, strategy="ddp", steps=2, checkpoint=folder / "kept")
         course.run(course.check(settings, "cpu", folder), lambda *_: None)
     return folder / "kept"
+
+
+def test_one_command_begins_and_goes_on(monkeypatch, tmp_path, trained):
+    """As a launcher repeats it; a checkpoint of another task is refused as with --resume."""
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+    settings = TrainSettings(**TINY, ranks=1, strategy="ddp", steps=4, checkpoint=tmp_path / "new", auto_resume=True)
+    request = course.check(settings, "cpu", tmp_path / "out")
+    assert (request.saved, request.step) == (None, 0)
+    request = course.check(replace(settings, checkpoint=trained), "cpu", tmp_path / "out")
+    assert (request.saved, request.step) == (latest(trained), 2)
+    with pytest.raises(ValueError, match="--seed 7: "):
+        course.check(replace(settings, checkpoint=trained, seed=7), "cpu", tmp_path / "out")
 
 
 @pytest.mark.parametrize(

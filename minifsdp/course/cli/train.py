@@ -106,6 +106,9 @@ def train(
     every: Annotated[int, typer.Option(help="Steps between checkpoints; the last step is saved too.")] = DEFAULT.every,
     keep: Annotated[int, typer.Option(help="Checkpoints to keep.")] = DEFAULT.keep,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = DEFAULT.resume,
+    auto_resume: Annotated[
+        bool, typer.Option("--auto-resume", help="Resume if there is a checkpoint, else begin: for jobs that restart.")
+    ] = DEFAULT.auto_resume,
     ledger: Annotated[bool, typer.Option(help="Count peak bytes on CPU, in two extra steps first.")] = DEFAULT.ledger,
     time_limit: Annotated[float, typer.Option(help="Seconds after which a run counts as stuck.")] = DEFAULT.time_limit,
     out: Annotated[Path, typer.Option(help="Folder for train.json and loss.png.")] = Path("results/train"),
@@ -143,6 +146,7 @@ def train(
         every=every,
         keep=keep,
         resume=resume,
+        auto_resume=auto_resume,
         ledger=ledger,
         time_limit=time_limit,
     )

@@ -53,6 +53,8 @@ class TrainSettings:
         batch: sequences per optimizer step over all ranks and micro-batches, so that neither affects the result.
         replicas: copies of the model in a hybrid strategy, each sharded over ranks / replicas.
         every: steps between checkpoints; the last step is saved too.
+        resume: go on from the last checkpoint, which must be there.
+        auto_resume: go on from the last checkpoint if there is one: a launcher restarts a job with the same command.
     """
 
     strategy: str = "full"
@@ -77,6 +79,7 @@ class TrainSettings:
     every: int = 50
     keep: int = 2
     resume: bool = False
+    auto_resume: bool = False
     ledger: bool = True
     time_limit: float = 86400.0
 
@@ -163,9 +166,11 @@ class TrainSettings:
         if self.no_sync and self.accumulate == 1:
             raise ValueError("--no-sync: a single micro-batch is always reduced; add --accumulate 2 or more")
         if self.checkpoint is None:
-            for name in ("every", "keep", "resume"):
+            for name in ("every", "keep", "resume", "auto_resume"):
                 if getattr(self, name) != getattr(usual, name):
-                    raise ValueError(f"--{name} needs --checkpoint DIR")
+                    raise ValueError(f"{_option(name)} needs --checkpoint DIR")
+        if self.resume and self.auto_resume:
+            raise ValueError("--resume with --auto-resume: only the second may begin a run; leave one of them out")
 
 
 def _option(name: str) -> str:

@@ -57,7 +57,7 @@ def check(settings: TrainSettings, device: Device, out: Path, share_gpu: bool | 
     saved, step = None, 0
     with _having(settings.checkpoint, settings.resume, out):
         if settings.checkpoint:
-            saved = _find_checkpoint(settings.checkpoint, settings.resume)
+            saved = _find_checkpoint(settings.checkpoint, settings)
         if saved is not None:
             step = checkpoint.check_same_task(saved, settings, data)
         check_writable(out)
@@ -129,12 +129,12 @@ def _having(folder: Path | None, resume: bool, out: Path) -> Iterator[None]:
         yield
 
 
-def _find_checkpoint(folder: Path, resume: bool) -> Path | None:
+def _find_checkpoint(folder: Path, settings: TrainSettings) -> Path | None:
     if other := folders.in_the_way(folder):
         raise ValueError(f"{other} has a checkpoint's name but is not one: rename it")
     saved = folders.latest(folder)
-    if resume and saved is None:
+    if settings.resume and saved is None:
         raise ValueError(f"--resume: {folder} contains no checkpoint; leave out --resume to start a new run")
-    if saved is not None and not resume:
+    if saved is not None and not (settings.resume or settings.auto_resume):
         raise ValueError(f"--checkpoint {folder} holds {saved.name}: add --resume to continue, or name another folder")
     return saved
