@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-from commands_in_forks import run_python, start_fork
+import torch.distributed as dist
+from commands_in_forks import run_python, run_torchrun, start_fork
 
-from minifsdp.instruments.launch import world
+from minifsdp.course.train.loop import train
+from minifsdp.course.train.settings import TrainSettings
+from minifsdp.instruments.launch import launch, world
+from minifsdp.instruments.launch.meeting import new_place
 from minifsdp.instruments.launch.world import World, local_ranks
 
-TRAIN = ["train", "--layers=2", "--width=8", "--context=8", "--batch=12", "--no-ledger", "--device=cpu"]
+TINY = {"layers": 2, "width": 8, "context": 8, "batch": 12}
+TRAIN = ["train", *(f"--{name}={value}" for name, value in TINY.items()), "--no-ledger", "--device=cpu"]
 FABRIC = """
 import os, sys
 import torch.distributed as dist
@@ -109,3 +117,92 @@ def test_tasks_that_are_no_ranks_are_told_so(
     _, *more = capsys.readouterr().err.splitlines()
     assert bool(more) == bool(says)
     assert all(line.startswith(says) for line in more)
+
+
+DIES = """
+import os, signal
+from minifsdp.course.cli import main
+from minifsdp.course.train import loop
+
+save = loop.save
+
+def save_and_die(state, *rest):
+    save(state, *rest)
+    if state.step == 3 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+loop.save = save_and_die
+main()
+"""
+
+
+@pytest.mark.parametrize("agents", [1, 2])
+def test_a_job_restarts_by_itself_and_ends_with_the_same_bits(
+    agents: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 is killed; its agent, and the other one, start all ranks again with the same command."""
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+    expected = launch(train, 2, TrainSettings(**TINY, steps=8, ledger=False), "")[0]["losses"]
+    (tmp_path / "script.py").write_text(DIES)
+    meet = [f"--nnodes={agents}", f"--nproc-per-node={2 // agents}", "--max-restarts=3", "--monitor-interval=0.1"]
+    meet += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--local-addr=127.0.0.1"]
+    words = ["script.py", *TRAIN, "--steps=8", "--checkpoint=kept", "--every=3", "--auto-resume", "--out=out"]
+    environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_WORLD_SIZE")}
+    with ExitStack() as stack:
+        logs = [stack.enter_context((tmp_path / f"log{agent}").open("w+")) for agent in range(agents)]
+        jobs = [
+            start_fork(
+                run_torchrun,
+                "torchrun",
+                *meet,
+                *words,
+                folder=tmp_path,
+                out=log.fileno(),
+                errors=log.fileno(),
+                environ=environ | {"OMP_NUM_THREADS": "1"},
+            )
+            for log in logs
+        ]
+        for each in jobs:
+            stack.callback(each.close)
+            stack.callback(each.kill)
+        codes = [each.wait(120) for each in jobs]
+        said = [Path(log.name).read_text() for log in logs]
+    assert codes == [0] * agents, said
+    assert losses(tmp_path / "out") == expected
+    assert json.loads((tmp_path / "out" / "train.json").read_text())["begun_at_step"] == 3
+
+
+def test_a_place_is_new_to_ranks_of_each_attempt() -> None:
+    """Whatever those before have left, in whichever order the ranks come, and if one of them died on its way."""
+    store = dist.HashStore()
+    made: list[list[str]] = []
+    for late in (None, 0, 1, 2):
+        assert abandoned(store, of=3)
+
+        def join(rank: int, late: int | None = late) -> str:
+            if rank == late:
+                time.sleep(0.05)
+            place = new_place(store, rank, 3, 20)
+            place.set(f"seen{rank}", "")
+            place.wait([f"seen{other}" for other in range(3)], timedelta(seconds=20))
+            assert place.add("count", 1) <= 3
+            place.set("name", str(len(made)))
+            return place.get("name").decode()
+
+        with ThreadPoolExecutor(3) as pool:
+            made.append([*pool.map(join, range(3))])
+    assert made == [[str(attempt)] * 3 for attempt in range(4)]
+
+
+def abandoned(store: dist.Store, of: int) -> bool:
+    """True if a rank 1 that comes alone finds nobody, and goes with its word left there."""
+    try:
+        new_place(store, 1, of, 0.03)
+    except TimeoutError as error:
+        return f"rank 1 of {of}: not all ranks have come" in str(error)
+    return False
+
+
+def test_one_rank_needs_nobody() -> None:
+    new_place(dist.HashStore(), 0, 1, 1).set("key", "value")

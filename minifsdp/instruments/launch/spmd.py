@@ -7,11 +7,9 @@ no help once one rank has left the others alone in a collective.
 import atexit
 import contextlib
 import dataclasses
-import datetime
 import faulthandler
 import gc
 import os
-import queue
 import socket
 import stat
 import sys
@@ -22,16 +20,15 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
 
 from minifsdp.instruments.launch.answers import await_count, pack, put_failure, put_result, take_answers
 from minifsdp.instruments.launch.errors import Failure, Kind, RankError
 from minifsdp.instruments.launch.group import join_group, prepare_to_share, share_cores, use_loopback
 from minifsdp.instruments.launch.inside import call_user
 from minifsdp.instruments.launch.job import check_job
+from minifsdp.instruments.launch.meeting import meet
 from minifsdp.instruments.launch.world import Backend, World, choose_world, local_ranks, tell_if_chosen
 
-_CONNECT_LIMIT = datetime.timedelta(seconds=300)
 _ANSWER_SLACK = 5.0  # seconds after the time-out in which a rank whose collective timed out can still report it
 _EXIT_SLACK = 10.0  # seconds after the time-out at which a rank that is stuck elsewhere ends its process
 _GROUP_LIMIT = 600.0  # the most seconds that a collective may wait, torch's default: a run may take a day
@@ -119,26 +116,9 @@ def _connect(world_size: int) -> _Job:
         if local_size == size:
             use_loopback()
         share_cores(local_size, os.environ.get("SLURM_CPUS_PER_TASK", ""))
-        _job = _Job(_meet(), rank, size, local_rank, local_size)
+        _job = _Job(meet(rank, size), rank, size, local_rank, local_size)
         atexit.register(_leave_group, _job)
     return _job
-
-
-def _meet() -> Store:
-    """The store, once all ranks have joined. A thread waits, since C++ code would ignore Ctrl-C and SIGTERM."""
-    met: queue.SimpleQueue[Store | BaseException] = queue.SimpleQueue()
-
-    def meet() -> None:
-        try:
-            met.put(next(rendezvous("env://", timeout=_CONNECT_LIMIT))[0])
-        except BaseException as error:
-            met.put(error)
-
-    threading.Thread(target=meet, daemon=True).start()
-    found = met.get()
-    if isinstance(found, BaseException):
-        raise found
-    return found
 
 
 def _take_part(
