@@ -225,7 +225,7 @@ def is_first() -> bool:
 
 
 def _lone_tasks() -> str:
-    """What to say if srun started several tasks without making them ranks: each of them is a run; "" otherwise."""
+    """A hint if srun started several tasks without making them ranks, so that each is a run; "" otherwise."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks == "1" or "RANK" in os.environ or os.environ.get("SLURM_PROCID") != "0":
         return ""
