@@ -1,4 +1,4 @@
-"""The place where the ranks of an SPMD job meet: the store at MASTER_ADDR, and in it a place that no earlier attempt has used.
+"""The meeting of an SPMD job's ranks: the store at MASTER_ADDR, and in it a place new to each attempt.
 
 torchrun's agent serves one store for all attempts of a job, so after a restart it still holds what ranks that are dead
 have written: addresses of gloo, counts, results.
