@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import AdamW
 
 from minifsdp import comm
+from minifsdp.batch import Batch
 from minifsdp.build import LEARNING_RATE, build
 from minifsdp.clip_grad import clip_grad_norm_
 from minifsdp.cost.data_parallel import OptimizerState
@@ -130,41 +131,69 @@ def model(**others: Any) -> GPT:
 @check(ranks=8, recipe=PARTS_ON_EIGHT, slow=(8,))
 @check(ranks=8, recipe=TWO_AXES_ON_EIGHT, slow=(8,))
 def trains_what_one_process_trains_and_holds_and_sends_what_is_predicted(recipe: str) -> None:
-    """Both in float64: DTensors' first operators of a dtype take longer than all later steps."""
+    """In float64, three steps; each rank sees the rows of its place on the axis of data parallelism.
+
+    The first steps are the measured ones, so that each recipe is built once, and DTensors' first operators, which take
+    longer than all later ones, run once. The first step counts tokens, which is no part of the arithmetic.
+    """
     parsed = Recipe.parse(recipe)
-    trains_what_one_process_trains(parsed)
-    holds_and_sends_what_is_predicted(parsed)  # once its process groups are there
-
-
-def trains_what_one_process_trains(recipe: Recipe) -> None:
-    """Three steps in float64; each rank sees the rows of its place on the axis of data parallelism."""
-    ours = build(model().double(), recipe)
-    share = ROWS // recipe.mesh.dp
-    first = recipe.mesh.place(dist.get_rank(), "dp") * share
-    for tokens, targets, loss in steps_of_one_process():
-        mean = ours.step(tokens[first : first + share], targets[first : first + share]).double().reshape(1)
-        dist.all_reduce(mean)
-        torch.testing.assert_close(mean / dist.get_world_size(), loss.reshape(1))
+    share = ROWS // parsed.mesh.dp
+    first = parsed.mesh.place(dist.get_rank(), "dp") * share
+    steps = steps_of_one_process()
+    batches = [(tokens[first : first + share], targets[first : first + share]) for tokens, targets, _ in steps]
+    trainer = holds_and_sends_what_is_predicted(parsed, batches[0])
+    trainer.step(*batches[2])
+    means = torch.tensor(trainer.losses, dtype=torch.float64)
+    dist.all_reduce(means)
+    torch.testing.assert_close(means / dist.get_world_size(), torch.stack([loss for _, _, loss in steps]))
 
 
 @cache
 def steps_of_one_process() -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Tokens, targets and loss of each."""
+    """Tokens, targets and loss of each; the first two have the same tokens."""
     alone, generator = model().double(), torch.Generator().manual_seed(1)
     one = Trainer(alone, AdamW(alone.parameters(), LEARNING_RATE))
-    drawn = [torch.randint(SIZES["vocabulary"], (ROWS, SIZES["context"] + 1), generator=generator) for _ in range(3)]
-    return [(each[:, :-1], each[:, 1:], one.step(each[:, :-1], each[:, 1:])) for each in drawn]
+    first, last = torch.randint(SIZES["vocabulary"], (2, 2, ROWS, SIZES["context"]), generator=generator)
+    return [(*batch, one.step(*batch)) for batch in (first, first, last)]
 
 
-def holds_and_sends_what_is_predicted(recipe: Recipe, context: int = SIZES["context"], **others: Any) -> None:
-    """Bytes by category and in all, and calls by axis, operation and size; on this rank. One rank sends nothing."""
+@dataclass
+class Remembering(Trainer):
+    """Remembers its losses; counts the tokens of the first step alone."""
+
+    losses: list[float] = field(default_factory=list)
+
+    def step(self, *given: Any) -> Tensor:
+        loss = super().step(*given)
+        self.losses.append(float(loss))
+        self.loss_of = None
+        return loss
+
+
+def holds_and_sends_what_is_predicted(
+    recipe: Recipe, batch: Batch | None = None, context: int = SIZES["context"], **others: Any
+) -> Remembering:
+    """Bytes by category and in all, and calls by axis, operation and size; on this rank. One rank sends nothing.
+
+    Args:
+        recipe: for as many ranks as there are.
+        batch: this rank's; None: some batch.
+        context: its length.
+        **others: sizes of the model.
+
+    Returns:
+        the trainer, two steps on.
+    """
     rank, where = dist.get_rank(), rank_device()
     rows = torch.zeros(ROWS // recipe.mesh.dp, context, dtype=torch.int64, device=where)
+    trainer: Remembering | None = None
 
     def fresh() -> Trainer:
-        return replace(build(model(**others).to(where).double(), recipe), loss_of=None)
+        nonlocal trainer
+        trainer = Remembering(**vars(build(model(**others).to(where).double(), recipe)))
+        return trainer
 
-    found = measure_memory(fresh, (rows, rows), where)
+    found = measure_memory(fresh, (rows, rows) if batch is None else batch, where)
     setting = replace(closed_form_setting(dist.get_world_size()), batch=ROWS, context=context, **DOUBLE)
     numbers = gpt(**SIZES | others)
     predicted = asdict(cost(numbers, recipe, rank, setting))
@@ -176,6 +205,8 @@ def holds_and_sends_what_is_predicted(recipe: Recipe, context: int = SIZES["cont
     axes = {name: axis_of(global_ranks(group_named(name))) for name in {call.group for call in calls}}
     logged = Counter(Message(axes[call.group], call.op, call.payload) for call in calls)
     assert logged == +sent(numbers, recipe, rank, setting)
+    assert trainer is not None
+    return trainer
 
 
 @check(ranks=4, recipe=("dp=2,tp=2,zero=1,axes=tp/dp",), per_host=(2,))
@@ -278,14 +309,13 @@ def long_sequences_hold_and_send_what_is_predicted(recipe: str) -> None:
     """Where attention's blocks have most of the bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SIZES, "context", 64)
-        holds_and_sends_what_is_predicted(Recipe.parse(recipe), 64)
+        holds_and_sends_what_is_predicted(Recipe.parse(recipe), context=64)
 
 
 @check(ranks=2, recipe=("dp=2", "tp=2,sequence", "pp=2"))
 def shorter_sequences_have_the_bytes_that_are_predicted(recipe: str) -> None:
     parsed = Recipe.parse(recipe)
-    build(model(), parsed)  # its process groups are there
-    holds_and_sends_what_is_predicted(parsed, SIZES["context"] // 2)
+    holds_and_sends_what_is_predicted(parsed, context=SIZES["context"] // 2)
 
 
 @check(ranks=2, recipe=("dp=2,data=ddp", "dp=2,data=ddp,schedule=buckets", "dp=2,zero=1", "dp=2,zero=2"))
@@ -297,7 +327,6 @@ def shorter_sequences_have_the_bytes_that_are_predicted(recipe: str) -> None:
 def several_buckets_have_the_bytes_that_are_predicted(recipe: str) -> None:
     """Gradients may come before their bucket's turn: tensor parallelism has buckets apart."""
     parsed = Recipe.parse(recipe)
-    build(model(), parsed)  # its process groups are there
     for cap in (2**12, 2**15):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("minifsdp.build.BUCKET_MB", cap / 2**20)
@@ -310,14 +339,12 @@ def several_buckets_have_the_bytes_that_are_predicted(recipe: str) -> None:
 def stages_of_several_blocks_have_the_bytes_that_are_predicted(recipe: str) -> None:
     """A unit is freed and reduced while other micro-batches have yet to come back to it."""
     parsed = Recipe.parse(recipe)
-    build(model(), parsed)  # its process groups are there
     holds_and_sends_what_is_predicted(parsed, layers=7)
 
 
 @check(ranks=2, recipe=("dp=2,data=ddp", "dp=2,zero=2", "dp=2,data=fsdp", "dp=2", "tp=2", "tp=2,sequence"))
 def tied_weights_have_the_bytes_that_are_predicted(recipe: str) -> None:
     parsed = Recipe.parse(recipe)
-    build(model(tied=True), parsed)  # its process groups are there
     holds_and_sends_what_is_predicted(parsed, tied=True)
 
 
