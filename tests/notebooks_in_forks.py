@@ -27,16 +27,16 @@ NEEDS = (*KERNELS_NEED, "nbval.plugin")
 
 
 def start(options: Sequence[str], folder: Path, environ: Mapping[str, str], output: IO[str]) -> Process:
-    """Start `pytest OPTIONS...` in a folder."""
+    """Start `pytest OPTIONS...` in a folder, with nbval as its only plugin: Hypothesis's imports it all at the end."""
     with open(os.devnull, "r+") as null:
         return server.start(
             "nbval",
             call_and_end,
             run_pytest,
-            list(options),
+            ["-p", "nbval.plugin", *options],
             stdio=(null.fileno(), output.fileno(), output.fileno()),
             folder=str(folder),
-            environ=environ,
+            environ={**environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             needs=NEEDS,
         )
 
