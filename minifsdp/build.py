@@ -50,12 +50,13 @@ Meshes: TypeAlias = Mapping[str, DeviceMesh]
 """By axis; of hybrid sharding, that of "dp" has two dimensions."""
 
 
-def build(model: GPT, recipe: Recipe) -> Trainer:
+def build(model: GPT, recipe: Recipe, lr: float = LEARNING_RATE) -> Trainer:
     """Divide a model as a recipe says: sequences, layers, then what is in each, then who keeps what. On every rank.
 
     Args:
         model: whole, the same on every rank, on the rank's device.
         recipe: for as many ranks as there are.
+        lr: AdamW's learning rate.
 
     Raises:
         TypeError: it is another model, or no recipe.
@@ -79,7 +80,7 @@ def build(model: GPT, recipe: Recipe) -> Trainer:
         for part in parts:
             parallelize_gpt(part, meshes["tp"], recipe.tensor.sequence, recipe.tensor.regather)
     modules = [part if recipe.data is None else shard_data(part, recipe.data, meshes["dp"]) for part in parts]
-    optimizer = optimizer_of(modules, recipe.data, meshes)
+    optimizer = optimizer_of(modules, recipe.data, meshes, lr)
     ends = ends_of(modules, recipe)
     loss_of = partial(token_mean, group=recipe.mesh.averaging_group(), micro_batches=recipe.micro_batches)
     if recipe.pipeline is None:
@@ -179,13 +180,15 @@ def _fsdp2(part: Part, data: DataParallel, mesh: DeviceMesh) -> nn.Module:
     return part
 
 
-def optimizer_of(modules: Sequence[nn.Module], data: DataParallel | None, meshes: Meshes) -> Optimizer:
+def optimizer_of(
+    modules: Sequence[nn.Module], data: DataParallel | None, meshes: Meshes, lr: float = LEARNING_RATE
+) -> Optimizer:
     """AdamW over what this rank has; under ZeRO its state, or that and the gradients, are sharded."""
     parameters = [p for module in modules for p in module.parameters()]
     if data is None or not data.kind.startswith("zero"):
-        return AdamW(parameters, LEARNING_RATE)
+        return AdamW(parameters, lr)
     kind = Zero1Optimizer if data.kind == "zero1" else Zero2Optimizer
-    return kind(parameters, AdamW, meshes["dp"].get_group(), BUCKET_MB, lr=LEARNING_RATE)
+    return kind(parameters, AdamW, meshes["dp"].get_group(), BUCKET_MB, lr=lr)
 
 
 def ends_of(modules: Sequence[nn.Module], recipe: Recipe) -> list[Callable[[], Any]]:

@@ -56,6 +56,19 @@ class Trainer:
                 `zero_grad`.
 
         Raises:
+            ValueError: see `share`.
+        """
+        loss = self.backward(*self.share(tokens, targets), tell)
+        with phase("optimizer", tell):
+            self.optimizer.step()
+            tell("rest")
+            self.optimizer.zero_grad()
+        return loss
+
+    def share(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Loss | None]:
+        """Of this rank's rows its part of each sequence, and the loss of these targets.
+
+        Raises:
             ValueError: there are no rows, or not as many of both.
         """
         if len(tokens) != len(targets):
@@ -64,21 +77,27 @@ class Trainer:
             raise ValueError(f"tokens {[*tokens.shape]}: the mean over no tokens is nan; give every rank a row or more")
         if self.part is not None:
             tokens, targets = self.part.take(tokens), self.part.take(targets)
-        loss_of = None if self.loss_of is None else self.loss_of(targets)
-        loss = (self.passes or self._one_after_the_other)(tokens, targets, tell, loss_of)
-        with phase("optimizer", tell):
-            self.optimizer.step()
-            tell("rest")
-            self.optimizer.zero_grad()
-        return loss.detach()
+        return tokens, targets, None if self.loss_of is None else self.loss_of(targets)
 
-    def _one_after_the_other(self, tokens: Tensor, targets: Tensor, tell: Tell, loss_of: Loss | None) -> Tensor:
+    def backward(
+        self, tokens: Tensor, targets: Tensor, loss: Loss | None, tell: Tell = lambda name: None, is_last: bool = True
+    ) -> Tensor:
+        """Forward and backward, which adds to gradients; the loss, a scalar without gradient.
+
+        Args:
+            tokens, targets, loss: as `share` returns them, or some of its rows: then other calls follow with the rest.
+            tell: see `step`.
+            is_last: no other call follows before the optimizer's step.
+        """
+        if self.passes is not None:
+            return self.passes(tokens, targets, tell, loss).detach()
         with phase("forward", tell):
-            loss: Tensor = self.model(tokens, targets, *([loss_of] if loss_of else []))
+            of_rows: Tensor = self.model(tokens, targets, *([loss] if loss else []))
         with phase("backward", tell):
-            loss.backward()
-            self.after_backward()
-        return loss
+            of_rows.backward()
+            if is_last:
+                self.after_backward()
+        return of_rows.detach()
 
     def after_backward(self) -> None:
         """Call `ends`, when backward is over."""

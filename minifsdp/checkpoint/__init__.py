@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 from minifsdp.on_first_use import on_first_use
 
 if TYPE_CHECKING:
+    from minifsdp.checkpoint.of_trainers import get_trainer_state, set_trainer_state
     from minifsdp.checkpoint.options import StateDictOptions
     from minifsdp.checkpoint.state_dict import (
         get_model_state_dict,
@@ -47,9 +48,11 @@ __all__ = [
     "get_model_state_dict",
     "get_optimizer_state_dict",
     "get_state_dict",
+    "get_trainer_state",
     "set_model_state_dict",
     "set_optimizer_state_dict",
     "set_state_dict",
+    "set_trainer_state",
 ]
 
-__getattr__ = on_first_use(__name__, __all__, ".options", ".state_dict")
+__getattr__ = on_first_use(__name__, __all__, ".options", ".state_dict", ".of_trainers")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -27,7 +27,10 @@ ShareOption = Annotated[
 ]
 
 
-def ranks_asked_for(ranks: int | None, default: int) -> int:
+Default = TypeVar("Default", int, None)
+
+
+def ranks_asked_for(ranks: int | None, default: Default) -> int | Default:
     """The number from `RanksOption`, else torchrun's number of ranks, else the default."""
     started = os.environ.get("WORLD_SIZE", "")
     return (int(started) if started.isdecimal() else default) if ranks is None else ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import Progress
@@ -24,7 +24,9 @@ from minifsdp.course.cli.common import (
 )
 from minifsdp.course.cli.signals import cleaning_up
 from minifsdp.course.train.folder import CheckpointError, latest
-from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, STRATEGIES, TrainSettings
+from minifsdp.course.train.layouts import recipe_of
+from minifsdp.course.train.settings import PRECISIONS, PREFETCHES, SIZES_OF_RECIPES, STRATEGIES, TrainSettings
+from minifsdp.divisions import ATTENTIONS, ORDERS
 from minifsdp.instruments.launch import RankError
 from minifsdp.instruments.launch.world import is_first, tell
 from minifsdp.instruments.system.whole_files import UndeliveredError
@@ -72,9 +74,36 @@ def _choices(known: Iterable[str]) -> str:
     return ", ".join(known) + "."
 
 
+def _usual(name: str) -> str:
+    return f"default: {getattr(DEFAULT, name)}, with a recipe {SIZES_OF_RECIPES[name]}"
+
+
 @app.command()
 def train(
-    strategy: Annotated[str, typer.Option(help=_choices(STRATEGIES))] = DEFAULT.strategy,
+    strategy: Annotated[
+        str | None, typer.Option(help=f"Without a recipe: {_choices(STRATEGIES)} Default: {DEFAULT.strategy}.")
+    ] = None,
+    recipe: Annotated[
+        str, typer.Option(help="What is divided on each axis of a mesh, such as pp=2,dp=2,tp=2,zero=1.")
+    ] = "",
+    pp: Annotated[int | None, typer.Option("--pp", help="Ranks of the pipeline axis.")] = None,
+    dp: Annotated[
+        int | None, typer.Option("--dp", help="Ranks of the data axis; default: those that the other axes leave.")
+    ] = None,
+    cp: Annotated[int | None, typer.Option("--cp", help="Ranks of the context axis, which divide sequences.")] = None,
+    tp: Annotated[int | None, typer.Option("--tp", help="Ranks of the tensor axis, which divide layers.")] = None,
+    zero: Annotated[
+        str | None, typer.Option(help="What data-parallel ranks shard: 0 to 3, of which 3 is FSDP2.")
+    ] = None,
+    replicate: Annotated[int | None, typer.Option(help="Copies of the shards (HSDP), a divisor of --dp.")] = None,
+    sequence: Annotated[bool, typer.Option("--sequence", help="Sequence parallelism, with --tp.")] = False,
+    order: Annotated[str | None, typer.Option(help=f"Of a pipeline: {_choices(ORDERS)}")] = None,
+    stages: Annotated[int | None, typer.Option(help="Stages of each rank, with --order interleaved.")] = None,
+    micro: Annotated[int | None, typer.Option(help="Micro-batches of a pipeline.")] = None,
+    attention: Annotated[str | None, typer.Option(help=f"With --cp: {_choices(ATTENTIONS)}")] = None,
+    axes: Annotated[
+        str | None, typer.Option(help="Order of the axes, outermost first, such as dp/pp/tp: the last stays in a host.")
+    ] = None,
     precision: Annotated[str, typer.Option(help=_choices(PRECISIONS))] = DEFAULT.precision,
     forward_prefetch: Annotated[
         bool, typer.Option("--forward-prefetch", help="Gather the next unit before computing the current one.")
@@ -94,10 +123,18 @@ def train(
     ranks: RanksOption = None,
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
-    layers: Annotated[int, typer.Option(help="Transformer blocks, each a unit.")] = DEFAULT.layers,
-    width: Annotated[int, typer.Option(help="Size of the residual stream.")] = DEFAULT.width,
-    context: Annotated[int, typer.Option(help="Tokens per sequence.")] = DEFAULT.context,
-    batch: Annotated[int, typer.Option(help="Sequences per optimizer step, over all ranks.")] = DEFAULT.batch,
+    layers: Annotated[int | None, typer.Option(help=f"Transformer blocks, each a unit; {_usual('layers')}.")] = None,
+    width: Annotated[int | None, typer.Option(help=f"Size of the residual stream; {_usual('width')}.")] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Attention heads; default: the most up to 8 that the width allows.")
+    ] = None,
+    context: Annotated[int | None, typer.Option(help=f"Tokens per sequence; {_usual('context')}.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help=f"Sequences per optimizer step, over all ranks; {_usual('batch')}.")
+    ] = None,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Sequences end with their line: ranks have different numbers of tokens.")
+    ] = DEFAULT.lines,
     steps: Annotated[int, typer.Option(help="Total optimizer steps, including those of earlier runs.")] = DEFAULT.steps,
     lr: Annotated[float, typer.Option(help="AdamW's learning rate.")] = DEFAULT.lr,
     seed: Annotated[int, typer.Option(help="Seed of the model and of the batches.")] = DEFAULT.seed,
@@ -113,46 +150,49 @@ def train(
     time_limit: Annotated[float, typer.Option(help="Seconds after which a run counts as stuck.")] = DEFAULT.time_limit,
     out: Annotated[Path, typer.Option(help="Folder for train.json and loss.png.")] = Path("results/train"),
 ) -> None:
-    """Train one model with one strategy, over any number of restarts.
+    """Train one model with one strategy or recipe, over any number of restarts.
 
     A killed run resumes from its last checkpoint. On the same number of ranks, it ends with the same bits on CPU; a GPU
-    may sum in a different order. It can also resume on a different number of ranks or with a different strategy; its
-    results are then the same up to rounding.
+    may sum in a different order. It can also resume on a different number of ranks, with a different strategy or on
+    another layout; its results are then the same up to rounding.
 
-    Example: minifsdp train --strategy full --ranks 2 --checkpoint runs/one --every 20; later, add --resume
+    Example: minifsdp train --pp 2 --dp 2 --tp 2 --zero 1 --checkpoint runs/one --every 20; later, add --resume
     """
     from minifsdp.course import train as course
 
-    settings = TrainSettings(
-        strategy=strategy,
-        precision=precision,
-        forward_prefetch=forward_prefetch,
-        backward_prefetch=backward_prefetch,
-        limit=limit,
-        accumulate=accumulate,
-        no_sync=no_sync,
-        offload=offload,
-        replicas=DEFAULT.replicas if replicas is None else replicas,
-        ranks=ranks_asked_for(ranks, DEFAULT.ranks),
-        layers=layers,
-        width=width,
-        context=context,
-        batch=batch,
-        steps=steps,
-        lr=lr,
-        seed=seed,
-        data=data,
-        checkpoint=checkpoint,
-        every=every,
-        keep=keep,
-        resume=resume,
-        auto_resume=auto_resume,
-        ledger=ledger,
-        time_limit=time_limit,
-    )
+    words = {"pp": pp, "dp": dp, "cp": cp, "tp": tp, "replicate": replicate, "axes": axes, "zero": zero}
+    words |= {"sequence": sequence, "order": order, "stages": stages, "micro": micro, "attention": attention}
+    given: dict[str, Any] = {
+        "strategy": strategy,
+        "precision": precision,
+        "forward_prefetch": forward_prefetch,
+        "backward_prefetch": backward_prefetch,
+        "limit": limit,
+        "accumulate": accumulate,
+        "no_sync": no_sync,
+        "offload": offload,
+        "replicas": replicas,
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "context": context,
+        "batch": batch,
+        "lines": lines,
+        "steps": steps,
+        "lr": lr,
+        "seed": seed,
+        "data": data,
+        "checkpoint": checkpoint,
+        "every": every,
+        "keep": keep,
+        "resume": resume,
+        "auto_resume": auto_resume,
+        "ledger": ledger,
+        "time_limit": time_limit,
+    }
     try:
-        if replicas is not None:
-            settings.check_replicas()
+        wanted = recipe_of(recipe, words, precision, ranks_asked_for(ranks, None))
+        settings = TrainSettings.asked_for(wanted, ranks_asked_for(ranks, DEFAULT.ranks), given)
         request = course.check(settings, device, out, share_gpu)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
         fail(str(error), code=2)

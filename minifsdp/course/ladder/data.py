@@ -21,6 +21,7 @@ from torch import Tensor
 from minifsdp.batch import Batch as Batch
 from minifsdp.batch import shard as shard
 from minifsdp.batch import to_device as to_device
+from minifsdp.losses import IGNORED
 
 END_OF_TEXT = 256
 DEFAULT_BYTES = 4 * 2**20  # of the standard library, in the order of its paths; the last file is cut
@@ -83,6 +84,13 @@ def draw(corpus: Corpus, batch: int, context: int, generator: torch.Generator) -
     """The next batch; the generator's state is the place in the data."""
     places = torch.randint(corpus.tokens.numel() - context, (batch, 1), generator=generator) + torch.arange(context)
     return corpus.tokens[places].long(), corpus.tokens[places + 1].long()
+
+
+def up_to_line_ends(batch: Batch) -> Batch:
+    """The same sequences, of which only the tokens up to the end of the first line count: some have none."""
+    tokens, targets = batch
+    is_over = (tokens == ord("\n")) | (tokens == END_OF_TEXT)
+    return tokens, targets.masked_fill(is_over.cumsum(1) > 0, IGNORED)
 
 
 def _file(path: Path) -> Corpus:

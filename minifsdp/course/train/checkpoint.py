@@ -24,9 +24,9 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
-from minifsdp.checkpoint import get_state_dict, set_state_dict
+from minifsdp.checkpoint import get_trainer_state, set_trainer_state
 from minifsdp.course.train.folder import CheckpointError, damage, latest, prune, step_of
-from minifsdp.course.train.settings import TASK, TrainSettings
+from minifsdp.course.train.settings import NEW, TASK, TrainSettings
 from minifsdp.course.train.state import State, seed_rank
 from minifsdp.instruments.system.plain_files import read_plain
 
@@ -44,10 +44,9 @@ def save(state: State, settings: TrainSettings, data: str) -> None:
         with _unwritten(part, saved):
             part.mkdir()
     dist.barrier()
-    model, optimizer = get_state_dict(state.model, state.optimizer)
-    parts = {"model": model, "optimizer": optimizer}
+    of_trainer = get_trainer_state(state.trainer.model, state.trainer.optimizer)
     with _unwritten(part, saved):
-        state_dict_saver.save(parts, storage_writer=FileSystemWriter(part, sync_files=True))
+        state_dict_saver.save(of_trainer, storage_writer=FileSystemWriter(part, sync_files=True))
         _write(part / f"rank-{rank}.pt", _random_states())
     dist.barrier()  # all ranks have written
     if rank == 0:
@@ -73,15 +72,15 @@ def save(state: State, settings: TrainSettings, data: str) -> None:
 def restore(state: State, saved: Path) -> None:
     """Restore a fresh state from a checkpoint; a collective call.
 
-    Any number of ranks and any strategy can read model and optimizer. Random number generators are restored if the
+    Any number of ranks, strategy and recipe can read model and optimizer. Random number generators are restored if the
     number of ranks is the same; otherwise each rank reseeds its own.
     """
-    model, optimizer = get_state_dict(state.model, state.optimizer)
+    of_trainer = get_trainer_state(state.trainer.model, state.trainer.optimizer)
     try:
-        state_dict_loader.load({"model": model, "optimizer": optimizer}, storage_reader=FileSystemReader(saved))
+        state_dict_loader.load(of_trainer, storage_reader=FileSystemReader(saved))
     except CheckpointException as error:
         raise CheckpointError(damage(saved, _first_cause(error))) from error
-    set_state_dict(state.model, state.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+    set_trainer_state(state.trainer.model, state.trainer.optimizer, of_trainer)
     run = _load(saved / RUN)
     state.step = run["step"]
     state.losses[: state.step] = torch.tensor(run["losses"])
@@ -116,7 +115,7 @@ def check_same_task(saved: Path, settings: TrainSettings, data: str) -> int:
     _check_files(saved, run.get("files", {".metadata": None}))  # older checkpoints have no list
     if run["step"] != step_of(saved):
         raise ValueError(damage(saved, f"it was renamed: it holds step {run['step']}"))
-    for name, then in run["task"].items():
+    for name, then in (NEW | run["task"]).items():
         if (now := getattr(settings, name)) != then:
             raise ValueError(f"--{name} {now}: {saved} was trained with {then}; give that, or another --checkpoint DIR")
     if run["data"] != data:

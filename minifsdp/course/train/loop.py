@@ -47,10 +47,10 @@ def train(settings: TrainSettings, text: str, saved: Path | None = None) -> dict
             restore(state, saved)
         start = time.perf_counter()
         while state.step < settings.steps:
-            batch = data.draw(corpus, settings.batch, settings.context, state.draws)
+            batch = settings.draw(corpus, state.draws)
             if on_gpu:
                 torch.cuda.reset_peak_memory_stats(where)  # measure steps only, not building, restoring and saving
-            loss = take_step(state, data.shard(batch, rank, settings.ranks), settings, where)
+            loss = take_step(state, settings.rows_of(batch, rank), settings, where)
             if on_gpu:
                 peak = max(peak or 0, torch.cuda.max_memory_allocated(where))
             state.losses[state.step] = loss
@@ -70,28 +70,33 @@ def take_step(state: State, batch: Batch, settings: TrainSettings, where: torch.
     Returns:
         The loss before the step, averaged over all ranks: a scalar on the device, without a host wait.
     """
-    parts = settings.accumulate
-    micro_batches = zip(*(rows.chunk(parts) for rows in data.to_device(batch, where)), strict=True)
+    trainer, scaler, parts = state.trainer, state.scaler, settings.accumulate
+    tokens, targets, loss_of = trainer.share(*data.to_device(batch, where))
+
+    assert loss_of is not None
+
+    def scaled(logits: Tensor, targets: Tensor) -> Tensor:
+        return scaler.scale(loss_of(logits, targets))
+
     total = torch.zeros((), device=where)
-    for part, (tokens, targets) in enumerate(micro_batches):
-        last = part == parts - 1
-        with without_sync(state.model) if settings.no_sync and not last else nullcontext():
-            loss = state.model(tokens, targets) / parts
-            state.scaler.scale(loss).backward()
-        total += loss.detach()
-    state.scaler.step(state.optimizer)
-    state.scaler.update()
-    state.optimizer.zero_grad()
+    for part, micro_batch in enumerate(zip(tokens.chunk(parts), targets.chunk(parts), strict=True)):
+        is_last = part == parts - 1
+        with without_sync(trainer.model) if settings.no_sync and not is_last else nullcontext():
+            total += trainer.backward(*micro_batch, scaled, is_last=is_last)
+    total /= scaler.get_scale()
+    scaler.step(trainer.optimizer)
+    scaler.update()
+    trainer.optimizer.zero_grad()
     comm.all_reduce(total, comm.world(), comm.MEAN).wait()
     return total
 
 
 def _measure_memory(settings: TrainSettings, where: torch.device) -> int:
     """Peak bytes of a step, measured on a throw-away model so that the ledger does not slow down training."""
-    tokens = torch.zeros(settings.batch // settings.ranks, settings.context, dtype=torch.int64)
+    tokens = torch.zeros(settings.batch // settings.mesh.dp, settings.context, dtype=torch.int64)
     with Ledger() as ledger:
         state = begin(settings, where)
-        ledger.watch(state.model, state.optimizer)
+        ledger.watch(state.trainer.model, state.trainer.optimizer)
         take_step(state, (tokens, tokens), settings, where)  # creates the optimizer's state
         ledger.reset_peaks()
         take_step(state, (tokens, tokens), settings, where)

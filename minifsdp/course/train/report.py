@@ -73,13 +73,21 @@ def summary(record: dict[str, Any]) -> Table:
     settings = record["settings"]
     peaks = [peak for peak in record["peak_bytes"] if peak is not None]
     loss = record["final_loss"]
-    headings = ("strategy", "ranks", "precision", "steps", "tokens/s", "peak", "final loss")
+    headings = (
+        "recipe" if settings["recipe"] else "strategy",
+        "ranks",
+        "precision",
+        "steps",
+        "tokens/s",
+        "peak",
+        "final loss",
+    )
     table = Table(
         *headings, box=box.SIMPLE_HEAD, caption="peak: bytes of the rank that holds most", caption_justify="left"
     )
     begun = f"{record['begun_at_step']} + " if record["begun_at_step"] else ""
     table.add_row(
-        settings["strategy"],
+        settings["recipe"] or settings["strategy"],
         str(settings["ranks"]),
         settings["precision"],
         f"{begun}{settings['steps'] - record['begun_at_step']}",

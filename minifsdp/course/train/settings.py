@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from minifsdp.batch import Batch, shard
+from minifsdp.build import sizes_of
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.data import Corpus
-from minifsdp.course.ladder.outline import count_elements
+from minifsdp.course.ladder.outline import count_elements, outline
+from minifsdp.course.train.layouts import check_goes
 from minifsdp.fsdp import BackwardPrefetch, ShardingStrategy
 from minifsdp.gpt import GPT
 from minifsdp.instruments.system.resources import check_counts, check_seed
+from minifsdp.mesh import Mesh
+from minifsdp.recipe import Recipe
 
 FLAT: dict[str, ShardingStrategy] = {
     "no-shard": ShardingStrategy.NO_SHARD,
@@ -37,12 +42,23 @@ ABSENT = {
     ),
 }
 """By strategy, the options that it lacks, and why."""
+RECIPES_LACK = {
+    "strategy": "it says itself what is sharded; give --zero 0 to 3, or data= in --recipe",
+    "forward_prefetch": "write schedule= in --recipe",
+    "backward_prefetch": "write schedule= in --recipe",
+    "limit": "write limit= or schedule= in --recipe",
+    "offload": "only strategies keep shards in host memory",
+}
+"""The options that a recipe lacks, and its own words for them."""
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 PREFETCHES = {"none": None, "pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}
 
 # These define the training task and are fixed by a checkpoint. All other settings may change at every start.
-TASK = ("layers", "width", "context", "batch", "seed", "lr", "precision")
+TASK = ("layers", "width", "heads", "context", "batch", "lines", "seed", "lr", "precision")
+NEW = {"heads": None, "lines": False}  # what checkpoints without these were trained with
 COUNTS = ("accumulate", "replicas", "ranks", "layers", "width", "context", "batch", "steps", "every", "keep")
+SIZES_OF_RECIPES = {"layers": 8, "width": 176, "context": 48, "batch": 16}
+"""The usual sizes with a recipe, which any layout of eight ranks divides: a checkpoint of one goes on as another."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,9 @@ class TrainSettings:
     """TrainSettings of `minifsdp train`; see its --help.
 
     Attributes:
+        recipe: what is divided on each axis; None: `strategy` says it.
+        heads: of attention; None: as `GPT` chooses.
+        lines: a sequence counts up to the end of its line, so that ranks have different numbers of tokens.
         batch: sequences per optimizer step over all ranks and micro-batches, so that neither affects the result.
         replicas: copies of the model in a hybrid strategy, each sharded over ranks / replicas.
         every: steps between checkpoints; the last step is saved too.
@@ -58,6 +77,7 @@ class TrainSettings:
     """
 
     strategy: str = "full"
+    recipe: Recipe | None = None
     precision: str = "fp32"
     forward_prefetch: bool = False
     backward_prefetch: str = "pre"
@@ -69,11 +89,13 @@ class TrainSettings:
     ranks: int = 2
     layers: int = 6
     width: int = 175
+    heads: int | None = None
     context: int = 24
     batch: int = 12
     steps: int = 200
     lr: float = 1e-3
     seed: int = 0
+    lines: bool = False
     data: Path | None = None
     checkpoint: Path | None = None
     every: int = 50
@@ -86,7 +108,29 @@ class TrainSettings:
     def model(self) -> GPT:
         """The initial model, with the same parameters on every rank and under every strategy."""
         torch.manual_seed(self.seed)
-        return GPT(width=self.width, layers=self.layers, context=self.context)
+        return GPT(**self.shape)  # type: ignore[arg-type]
+
+    @property
+    def shape(self) -> dict[str, int | None]:
+        """The sizes of the model, as `GPT` takes them."""
+        return {"width": self.width, "layers": self.layers, "heads": self.heads, "context": self.context}
+
+    @property
+    def mesh(self) -> Mesh:
+        """Who is where."""
+        if self.recipe is not None:
+            return self.recipe.mesh
+        strategy = FLAT.get(self.strategy)
+        return Mesh(dp=self.ranks, replicate=self.replicas if strategy and strategy.is_hybrid else 1)
+
+    def draw(self, corpus: Corpus, generator: torch.Generator) -> Batch:
+        """The next batch, the same on every rank."""
+        batch = data.draw(corpus, self.batch, self.context, generator)
+        return data.up_to_line_ends(batch) if self.lines else batch
+
+    def rows_of(self, batch: Batch, rank: int) -> Batch:
+        """A rank's rows."""
+        return shard(batch, self.mesh.place(rank, "dp"), self.mesh.dp)
 
     def check(self) -> Corpus:
         """Validate all settings and load the training text.
@@ -97,15 +141,41 @@ class TrainSettings:
         """
         self._check_choices()
         self._check_numbers()
-        self._check_ranks()
         self._check_combinations()
+        self._check_ranks()
+        if self.recipe is not None:
+            check_goes(self.recipe, sizes_of(outline(**self.shape)), self.batch, self.accumulate)
         corpus = data.load_text(self.data)
         data.batches(corpus, self.batch, self.context, self.seed, 0)
         return corpus
 
+    @classmethod
+    def asked_for(cls, recipe: Recipe | None, ranks: int, given: Mapping[str, Any]) -> TrainSettings:
+        """Those of a command line, with the usual values for what is None.
+
+        Raises:
+            ValueError: an option would be ignored.
+        """
+        values = {name: value for name, value in given.items() if value is not None}
+        if recipe is None:
+            settings = cls(ranks=ranks, **values)
+        else:
+            precision = recipe.data.precision if recipe.data else "fp32"
+            own = {"recipe": recipe, "ranks": recipe.mesh.ranks, "precision": precision}
+            settings = cls(**{**SIZES_OF_RECIPES, **values, **own})
+            if "strategy" in values:
+                raise ValueError(
+                    f"--strategy {settings.strategy} has no effect on {recipe}: {RECIPES_LACK['strategy']}"
+                )
+        if "replicas" in values:
+            settings.check_replicas()
+        return settings
+
     def check_replicas(self) -> None:
         """Raise ValueError if the strategy has no replicas, so that --replicas would be ignored."""
         self._check_choices()
+        if self.recipe is not None:
+            raise ValueError(f"--replicas {self.replicas}: those of a recipe are --replicate {self.replicas}")
         strategy = FLAT.get(self.strategy)
         if strategy is None or not strategy.is_hybrid:
             said = f"--replicas {self.replicas}: --strategy {self.strategy} has no replicas"
@@ -113,14 +183,15 @@ class TrainSettings:
 
     def elements(self) -> int:
         """Number of elements of all parameters of the model."""
-        return count_elements(self.layers, width=self.width, context=self.context)
+        return count_elements(**self.shape)  # type: ignore[arg-type]
 
     def saves_after(self, step: int) -> bool:
         return self.checkpoint is not None and (step % self.every == 0 or step == self.steps)
 
     def plain(self) -> dict[str, Any]:
         """The settings as a dict for JSON."""
-        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        plain = asdict(self) | {"recipe": None if self.recipe is None else str(self.recipe) or "dp=1"}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in plain.items()}
 
     def _check_choices(self) -> None:
         choices: dict[str, Iterable[str]] = {
@@ -146,6 +217,8 @@ class TrainSettings:
         started = os.environ.get("WORLD_SIZE") if "RANK" in os.environ else None
         if started is not None and int(started) != self.ranks:
             raise ValueError(f"--ranks {self.ranks}, but this job was started with {started}: leave --ranks out")
+        if self.recipe is not None:
+            return
         parts = self.ranks * self.accumulate
         if self.batch % parts:
             shared = f"{self.ranks} ranks" + (f" in {self.accumulate} micro-batches" if self.accumulate > 1 else "")
@@ -159,8 +232,10 @@ class TrainSettings:
 
     def _check_combinations(self) -> None:
         usual = TrainSettings()
+        if self.recipe is not None:
+            self._check_beside(self.recipe, usual)
         absent, reason = ABSENT.get(self.strategy, ((), ""))
-        for name in absent:
+        for name in absent if self.recipe is None else ():
             if getattr(self, name) != getattr(usual, name):
                 raise ValueError(f"--strategy {self.strategy} has no {_option(name)}: {reason}")
         if self.no_sync and self.accumulate == 1:
@@ -171,6 +246,20 @@ class TrainSettings:
                     raise ValueError(f"{_option(name)} needs --checkpoint DIR")
         if self.resume and self.auto_resume:
             raise ValueError("--resume with --auto-resume: only the second may begin a run; leave one of them out")
+
+    def _check_beside(self, recipe: Recipe, usual: TrainSettings) -> None:
+        """
+        Raises:
+            ValueError: an option has no meaning with a recipe.
+        """
+        for name, cure in RECIPES_LACK.items():
+            if getattr(self, name) != getattr(usual, name):
+                raise ValueError(f"{_option(name)} has no effect on {recipe}: {cure}")
+        if recipe.pipeline is not None and self.accumulate > 1:
+            raise ValueError(f"--accumulate {self.accumulate} with pp: these are micro-batches; give --micro instead")
+        data = recipe.data
+        if self.no_sync and not (data and (data.shards_parameters or (data.kind, data.when) == ("ddp", "overlap"))):
+            raise ValueError(f"--no-sync has no effect on {recipe}: only ddp, fsdp and fsdp2 can put off a reduction")
 
 
 def _option(name: str) -> str:
