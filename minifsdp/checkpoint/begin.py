@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from minifsdp.checkpoint.optim_names import parameters_by_number
-from minifsdp.optimizer_steps import updating
+from minifsdp.checkpoint.optim_names import check_by_element
+from minifsdp.optimizer_steps import parameters_of, updating
 
 STILL = {"lr": 0.0, "weight_decay": 0.0}  # a step with these and without gradients changes nothing
 
@@ -32,23 +32,26 @@ def initialized(optim: Optimizer) -> Iterator[dict[str, Any]]:
     Outside the `with` the optimizer is what it was (torch/distributed/checkpoint/state_dict.py, `_init_optim_state`,
     leaves it with a step counted).
     """
-    params = parameters_by_number(optim)
+    check_by_element(optim)
     live = live_state(optim)
     if live:
         yield optim.state_dict()
         return
+    inner = updating(optim)  # ZeRO's: its parameters are shards, whose gradients no backward has to have reduced
+    params = parameters_of(inner)
     gradients = [p.grad for p in params]
-    settings = [dict(group) for group in optim.param_groups]
+    settings = [dict(group) for group in inner.param_groups]
     try:
         for p in params:
             p.grad = torch.zeros_like(p) if p.requires_grad and p.numel() else None
-        for group in optim.param_groups:
+        for group, given in zip(inner.param_groups, optim.param_groups, strict=True):
+            group |= {key: given[key] for key in group if key in given and key not in ("params", "param_names")}
             group |= {key: as_before(group[key], value) for key, value in STILL.items() if key in group}
-        step_without_hooks(optim)
+        step_without_hooks(inner)
     finally:
         for p, gradient in zip(params, gradients, strict=True):
             p.grad = gradient
-        for group, before in zip(optim.param_groups, settings, strict=True):
+        for group, before in zip(inner.param_groups, settings, strict=True):
             group |= before
     for state in live.values():
         if "step" in state:

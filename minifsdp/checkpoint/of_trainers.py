@@ -15,7 +15,7 @@ from minifsdp.checkpoint.state_dict import get_state_dict, set_state_dict
 
 
 def get_trainer_state(model: nn.Module, optimizer: Optimizer) -> StateDict:
-    """What to give dcp, for saving and as what to load into; a collective call.
+    """The state of a model and its optimizer to give dcp, to save or to load into; a collective call.
 
         dcp.save(get_trainer_state(trainer.model, trainer.optimizer), checkpoint_id=path)
 

@@ -46,12 +46,20 @@ def parameters_by_number(optim: Optimizer) -> list[nn.Parameter]:
     Raises:
         ValueError: the optimizer is one whose steps need whole gradients.
     """
+    check_by_element(optim)
+    return parameters_of(optim)
+
+
+def check_by_element(optim: Optimizer) -> None:
+    """
+    Raises:
+        ValueError: the optimizer is one whose steps need whole gradients.
+    """
     if isinstance(optim, torch.optim.LBFGS):
         raise ValueError(
             f"LBFGS {NEEDS[torch.optim.LBFGS]}, so it has one state for all parameters, which cannot be saved or "
             "loaded by name: take an optimizer that updates element by element."
         )
-    return parameters_of(optim)
 
 
 class OptimizerIndex:

@@ -39,7 +39,7 @@ class Pieces(Tensor):
     @staticmethod
     def __new__(cls, value: DTensor, shape: Sequence[int]) -> Pieces:
         """`value` in another shape, if a layer has cut its rows into so many matrices."""
-        made = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=value.dtype, device=value.device)
+        made: Pieces = dtensor.without_memory(cls, shape, value.dtype, value.device)
         made.value, local, start = value, local_of(value.detach()), begin_of(value)
         if made.shape == value.shape:
             made.pieces = {start: local}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +28,7 @@ __all__ = [
     "spec_of",
     "with_spec",
     "without_handler",
+    "without_memory",
 ]
 
 
@@ -83,6 +84,11 @@ def spec(mesh: DeviceMesh, placement: Any, shape: torch.Size, dtype: torch.dtype
     """The specification of a contiguous DTensor of this shape on a mesh of one dimension."""
     stride = torch.empty(shape, device="meta").stride()
     return DTensorSpec(mesh, (placement,), TensorMeta(shape, stride, dtype))
+
+
+def without_memory(kind: type[Tensor], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
+    """A tensor of a class of one's own that has its memory elsewhere."""
+    return Tensor._make_wrapper_subclass(kind, torch.Size(shape), dtype=dtype, device=device)
 
 
 def current_mesh() -> DeviceMesh:

@@ -28,11 +28,14 @@ import torch.distributed as dist
 from on_ranks import Checks, shared_folder
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.optim import AdamW
 
 from minifsdp.course import cli
 from minifsdp.course import train as course
+from minifsdp.course.ladder import data
 from minifsdp.course.train import checkpoint, report, start
 from minifsdp.course.train.folder import clean, held, latest, prune
+from minifsdp.course.train.layouts import recipe_of
 from minifsdp.course.train.loop import take_step, train
 from minifsdp.course.train.settings import STRATEGIES, TASK, TrainSettings
 from minifsdp.course.train.state import State, begin
@@ -40,6 +43,7 @@ from minifsdp.gpt import GPT
 from minifsdp.instruments.launch import launch
 from minifsdp.instruments.launch.world import choose_world
 from minifsdp.instruments.warm.client import Process
+from minifsdp.recipe import Recipe
 
 check = Checks(__name__)
 
@@ -85,6 +89,35 @@ def goes_on_bit_for_bit(options: dict[str, Any]) -> None:
         assert latest(folder) == folder / "step-00000004"
 
 
+LAYOUTS = ("dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "tp=2,sequence", "pp=2", "cp=2,zero=0", "cp=2,zero=3")
+
+
+@check(layout=LAYOUTS)
+@check(ranks=4, layout=("pp=2,tp=2,sequence",))
+def layout_goes_on_bit_for_bit(layout: str) -> None:
+    """The same of recipes, whose ranks have different numbers of tokens."""
+    recipe = Recipe.parse(layout)
+    whole = TrainSettings(**TINY | {"batch": 16}, recipe=recipe, ranks=recipe.mesh.ranks, steps=4, lines=True)
+    with shared_folder() as folder:
+        expected = losses(whole)
+        losses(replace(whole, steps=2, checkpoint=folder))
+        assert losses(replace(whole, checkpoint=folder), latest(folder)) == expected
+    assert expected == pytest.approx(losses_alone(whole), rel=1e-5)
+
+
+def losses_alone(settings: TrainSettings) -> list[float]:
+    """Of one process that knows nothing of ranks: each a mean over the tokens of its batch that count."""
+    model, corpus, draws = settings.model(), data.load_text(), torch.Generator().manual_seed(settings.seed)
+    optimizer, found = AdamW(model.parameters(), settings.lr), []
+    for _ in range(settings.steps):
+        loss = model(*settings.draw(corpus, draws))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
 @check()
 def learns() -> None:
     given = losses(TrainSettings(**TINY, steps=30, lr=1e-2))
@@ -114,10 +147,10 @@ def scale_is_kept() -> None:
     settings, where = TrainSettings(**TINY, precision="fp16"), torch.device("cpu")
     state = begin(settings, where)
     state.scaler.load_state_dict({**state.scaler.state_dict(), "scale": 2.0**40})
-    before = [p.detach().clone() for p in state.model.parameters()]
+    before = [p.detach().clone() for p in state.trainer.model.parameters()]
     tokens = torch.zeros(6, 8, dtype=torch.int64)
     take_step(state, (tokens, tokens), settings, where)
-    assert all(torch.equal(p, old) for p, old in zip(state.model.parameters(), before, strict=True))
+    assert all(torch.equal(p, old) for p, old in zip(state.trainer.model.parameters(), before, strict=True))
     state.step = 1
     again = begin(settings, where)
     with shared_folder() as folder:
@@ -319,24 +352,29 @@ class Run:
         if self.process.poll() is not None:
             return 0
         tree = self.tree()
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        with suppress(ProcessLookupError):  # it has just ended
+            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.wait() == 0:
+            return 0
         _, left = psutil.wait_procs(tree, timeout=10)
         assert not left
         return len(tree)
 
 
-def kill_and_go_on(folder: Path, kills: int, expected: list[float], seed: int = 0) -> list[str]:
+def kill_and_go_on(
+    folder: Path, kills: int, expected: list[float], seed: int = 0, options: tuple[str, ...] = (), **given: Any
+) -> list[str]:
     """Kill runs again and again, in turn in a save, a moment after one, and at any time; each that ends, ends the same.
 
     Returns what was there after each kill: the last checkpoint, and whether another was half written or deleted.
     """
     kept, chance, hit = folder / "checkpoints", random.Random(seed), []
     kept.mkdir()
-    settings = TrainSettings(**TINY, steps=len(expected), checkpoint=kept, every=3)
+    settings = TrainSettings(**TINY | given, steps=len(expected), checkpoint=kept, every=3)
     while len(hit) < kills:
         resume = ["--resume"] if steps_in(kept) else []
-        run = Run(folder, f"--steps={settings.steps}", f"--checkpoint={kept}", f"--every={settings.every}", *resume)
+        usual = [f"--steps={settings.steps}", f"--checkpoint={kept}", f"--every={settings.every}"]
+        run = Run(folder, *usual, *options, *resume)
         wait_in_turn(len(hit), kept, run.process, chance)
         if run.kill():
             hit.append(" ".join([f"step {steps_in(kept)}", *(path.suffix for path in kept.glob(".step-*"))]))
@@ -390,6 +428,17 @@ def test_killed_twenty_times_it_ends_with_the_same_bits(tmp_path, uninterrupted)
     print(*hit, sep="\n")
     assert len(hit) == 20
     assert sum("." in each for each in hit) >= 3, "some kills hit a save"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_three_axes_killed_twenty_times_end_with_the_same_bits(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
+    layout = Recipe.parse("pp=2,dp=2,tp=2,zero=1,sequence")
+    given = {"batch": 16, "recipe": layout, "ranks": 8, "lines": True}
+    expected = launch(losses, 8, TrainSettings(**TINY | given, steps=30), timeout=600)[0]
+    options = (f"--recipe={layout}", "--batch=16", "--lines")
+    assert len(kill_and_go_on(tmp_path, 20, expected, 2, options, **given)) == 20
 
 
 # Under torchrun, and what is left
@@ -496,6 +545,33 @@ def test_any_losses_can_be_drawn_and_recorded(tmp_path, values):
         (["--device", "tpu"], "--device tpu: choose auto, cpu or cuda"),
         (["--out", "short.txt"], "--out short.txt cannot be written"),
         (["--ranks", "two"], "'--ranks'"),
+        (
+            ["--tp", "3", "--ranks", "6"],
+            "by 3 ranks: choose a multiple of 3 heads; layouts that go: dp=2,cp=3,data=fsdp2",
+        ),
+        (
+            ["--pp", "16", "--ranks", "32"],
+            "8 blocks make no 16 stages: choose 16 or more layers; layouts that go: pp=4,",
+        ),
+        (
+            ["--tp", "2", "--dp", "4", "--ranks", "4"],
+            "there are 4; layouts that go: dp=4,data=fsdp2 or dp=2,tp=2,data=fsdp2",
+        ),
+        (["--pp", "3", "--ranks", "8"], "pp=3: these are 3 ranks, and there are 8; layouts that go: pp=4,dp=2"),
+        (["--pp", "3", "--ranks", "7"], "layouts that go: none of these axes with this model and batch"),
+        (["--dp", "2", "--batch", "13"], "--batch 13 is no multiple of 2: give one; layouts that go: tp=2 or cp=2"),
+        (["--tp", "7", "--cp", "7", "--width", "8"], "layouts that go: none of these axes with this model"),
+        (["--zero", "1", "--strategy", "full"], "--strategy full has no effect on data=zero1"),
+        (["--zero", "1", "--offload"], "--offload has no effect on data=zero1: only strategies keep shards in host"),
+        (["--zero", "1", "--accumulate", "2", "--no-sync"], "--no-sync has no effect on data=zero1"),
+        (["--zero", "5"], "zero=5: choose from 0, 1, 2, 3"),
+        (["--pp", "2", "--accumulate", "2"], "--accumulate 2 with pp: these are micro-batches; give --micro instead"),
+        (["--tp", "2", "--replicas", "2"], "--replicas 2: those of a recipe are --replicate 2"),
+        (["--tp", "2", "--precision", "fp16"], "precision=fp16: choose from fp32, bf16"),
+        (["--tp", "2", "--recipe", "tp=4"], "tp is given twice: tp=4 and tp=2"),
+        (["--sequence", "--dp", "2"], "sequence has no effect with tp=1: give --tp"),
+        (["--recipe", "tp=2;dp=2"], "tp=2;dp=2"),
+        (["--heads", "3"], "width 175 cannot be divided into 3 heads"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -624,6 +700,29 @@ def test_checkpoint_of_another_run(monkeypatch, refused, tmp_path, trained, opti
     line = refused("train", *OPTIONS, f"--checkpoint={trained}", "--ranks=1", "--strategy=ddp", *options)
     assert says in line
     assert str(trained) in line
+
+
+def test_data_parallelism_takes_the_ranks_that_are_left():
+    for text, words, ranks, says in (
+        ("", {"tp": 2}, 8, "dp=4,tp=2,data=fsdp2"),
+        ("pp=2,tp=2", {"zero": "1"}, 8, "pp=2,dp=2,tp=2,data=zero1"),
+        ("", {"dp": 2, "tp": 2}, 8, "dp=2,tp=2,data=fsdp2"),  # refused, once the model is known
+        ("", {"replicate": 2}, 4, "dp=4,replicate=2,data=fsdp2"),
+        ("", {"tp": 2}, None, "tp=2"),
+    ):
+        assert str(recipe_of(text, words, "fp32", ranks)) == says
+    assert recipe_of("", {"tp": None, "sequence": False}, "bf16", 8) is None
+    assert str(recipe_of("dp=2", {}, "bf16", 2)) == "dp=2,data=fsdp2,precision=bf16"
+
+
+def test_a_mesh_is_drawn_before_it_trains(tmp_path):
+    words = [*OPTIONS, "--pp=2", "--tp=2", "--steps=1", "--batch=16", f"--out={tmp_path}"]
+    said = commands_in_forks.minifsdp("train", *words).stdout
+    assert "tp  0 1  2 3" in said
+    assert said.index("tp  0 1  2 3") < said.index("pp=2,tp=2")
+    record = json.loads((tmp_path / "train.json").read_text())
+    assert record["settings"]["recipe"] == "pp=2,tp=2"
+    assert len(record["losses"]) == 1
 
 
 def test_the_task_is_all_that_changes_what_is_learnt():

@@ -670,6 +670,17 @@ def test_on_ranks(ranks: int, name: str) -> None:
     check.assert_passed(ranks, name)
 
 
+def test_without_memory() -> None:
+    """Without it a checkpoint cannot be given pieces of a value in the plain model's shape."""
+
+    class Own(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, *_: Any) -> Any: ...
+
+    found = dtensor.without_memory(Own, [1 << 40, 2], torch.float64, torch.device("cpu"))
+    assert (found.shape, found.dtype) == ((1 << 40, 2), torch.float64)
+
+
 def test_remote_device() -> None:
     """Without it a ShardedTensor does not know whose a shard is."""
     assert private.remote_device("rank:1/cpu").rank() == 1

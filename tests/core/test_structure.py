@@ -165,6 +165,7 @@ def test_functions_fit_a_screen():
 
 
 CALLERS = (
+    "checkpoint/pieces.py",
     "checkpoint/sharded_values.py",
     "comm.py",
     "fsdp2/dtensors.py",

@@ -548,6 +548,10 @@ def a_partitioned_optimizer_is_saved_as_it_is(kind: Any) -> None:
     same(optim.state_dict()["state"], before, 0)
     same(dict(enumerate(saved["state"].values())), before, 0)
     loaded = kind(model.parameters(), Adam, lr=0.1)
+    described = get_optimizer_state_dict(model, loaded)["state"]
+    assert {name: [*state] for name, state in described.items()} == {n: [*s] for n, s in saved["state"].items()}
+    assert not loaded.inner.state
+    assert not any(p.grad is not None for p in model.parameters())
     set_optimizer_state_dict(model, loaded, saved)
     same(loaded.state_dict()["state"], before, 0)
 

@@ -191,12 +191,17 @@ def train(
         "time_limit": time_limit,
     }
     try:
-        wanted = recipe_of(recipe, words, precision, ranks_asked_for(ranks, None))
-        settings = TrainSettings.asked_for(wanted, ranks_asked_for(ranks, DEFAULT.ranks), given)
+        ranks = ranks_asked_for(ranks, None)
+        settings = TrainSettings.asked_for(recipe_of(recipe, words, precision, ranks), ranks, given)
         request = course.check(settings, device, out, share_gpu)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
         fail(str(error), code=2)
     tell(request.world)
+    if is_first() and len(settings.mesh.divided) > 1:
+        from minifsdp.instruments.plots.mesh_text import coloured
+
+        for line in coloured(settings.mesh):
+            new_console().print(line)
     _run(request)
 
 

@@ -11,7 +11,7 @@ from minifsdp.cost.faults import fault
 from minifsdp.cost.model import Model
 from minifsdp.divisions import ContextParallel, DataParallel, PipelineParallel, TensorParallel
 from minifsdp.recipe import Recipe
-from minifsdp.words import worded
+from minifsdp.words import named, split, worded
 
 PARTS: dict[str, tuple[str, type]] = {
     "pp": ("pipeline", PipelineParallel),
@@ -34,42 +34,45 @@ def recipe_of(text: str, words: Mapping[str, Any], precision: str, ranks: int | 
             size is given.
 
     Raises:
-        ValueError: a word is unknown, given twice or impossible, or there is another number of ranks.
+        ValueError: a word is unknown, given twice, impossible or without effect.
     """
     given = [worded(name, value) for name, value in words.items() if value is not None and value is not False]
     if not text and not given:
         return None
-    said = ",".join([text] * bool(text) + given + [f"precision={precision}"] * (precision != "fp32"))
-    recipe = Recipe.parse(said)
-    if ranks is None or recipe.mesh.ranks == ranks:
-        return recipe
-    names = {word.partition("=")[0].strip() for word in said.split(",")}
-    if "dp" not in names and ranks % recipe.mesh.ranks == 0:
-        return Recipe.parse(f"{said},dp={ranks // recipe.mesh.ranks}")
-    cure = cures(recipe, ranks, lambda other: True)
-    raise ValueError(f"{recipe} is for {recipe.mesh.ranks} ranks, and there are {ranks}: choose {cure}")
+    said = [*split(text), *given, *[f"precision={precision}"] * (precision != "fp32")]
+    values = dict(map(named, said))
+    others = prod(int(values[axis]) for axis in PARTS if axis != "dp" and values.get(axis, "").isdecimal())
+    if ranks and others and ranks % others == 0:
+        said += [f"dp={ranks // others}"] * ("dp" not in values)
+    recipe = Recipe.parse(",".join(said))
+    for word, axis in (("sequence", "tp"), ("attention", "cp")):
+        if word in values and recipe.mesh.size(axis) == 1:
+            raise ValueError(f"{worded(word, words.get(word))} has no effect with {axis}=1: give --{axis}")
+    return recipe
 
 
-def check_goes(recipe: Recipe, model: Model, batch: int, accumulate: int) -> None:
+def check_goes(recipe: Recipe, ranks: int, model: Model, batch: int, accumulate: int) -> None:
     """
     Raises:
-        ValueError: the model or the batch cannot be divided so; the message has the nearest layouts that go.
+        ValueError: so many ranks, the model or the batch cannot be divided so; the message has the nearest layouts that
+            go.
     """
 
     def fault_of(other: Recipe) -> str:
+        if other.mesh.ranks != ranks:
+            return f"these are {other.mesh.ranks} ranks, and there are {ranks}"
         parts = other.mesh.dp * other.micro_batches * accumulate
         uneven = f"--batch {batch} is no multiple of {parts}: give one" if batch % parts else ""
         return fault(model, other) or uneven
 
     if found := fault_of(recipe):
-        cure = cures(recipe, recipe.mesh.ranks, lambda other: not fault_of(other))
-        raise ValueError(f"{recipe}: {found}; or a layout that goes: {cure}")
+        raise ValueError(f"{recipe}: {found}; layouts that go: {cures(recipe, ranks, lambda it: not fault_of(it))}")
 
 
 def cures(recipe: Recipe, ranks: int, goes: Callable[[Recipe], bool]) -> str:
     """The nearest recipes that go, in words."""
     near = [str(other) or "dp=1" for _, other in zip(range(NEAREST), nearest(recipe, ranks, goes), strict=False)]
-    return " or ".join(near) or "other sizes: none of these axes goes with this model"
+    return " or ".join(near) or "none of these axes with this model and batch"
 
 
 def nearest(recipe: Recipe, ranks: int, goes: Callable[[Recipe], bool]) -> Iterator[Recipe]:

@@ -117,7 +117,7 @@ class TrainSettings:
 
     @property
     def mesh(self) -> Mesh:
-        """Who is where."""
+        """The ranks and their axes."""
         if self.recipe is not None:
             return self.recipe.mesh
         strategy = FLAT.get(self.strategy)
@@ -144,24 +144,24 @@ class TrainSettings:
         self._check_combinations()
         self._check_ranks()
         if self.recipe is not None:
-            check_goes(self.recipe, sizes_of(outline(**self.shape)), self.batch, self.accumulate)
+            check_goes(self.recipe, self.ranks, sizes_of(outline(**self.shape)), self.batch, self.accumulate)
         corpus = data.load_text(self.data)
         data.batches(corpus, self.batch, self.context, self.seed, 0)
         return corpus
 
     @classmethod
-    def asked_for(cls, recipe: Recipe | None, ranks: int, given: Mapping[str, Any]) -> TrainSettings:
-        """Those of a command line, with the usual values for what is None.
+    def asked_for(cls, recipe: Recipe | None, ranks: int | None, given: Mapping[str, Any]) -> TrainSettings:
+        """The settings of a command line, with the usual values for what is None.
 
         Raises:
             ValueError: an option would be ignored.
         """
         values = {name: value for name, value in given.items() if value is not None}
         if recipe is None:
-            settings = cls(ranks=ranks, **values)
+            settings = cls(ranks=ranks or cls.ranks, **values)
         else:
             precision = recipe.data.precision if recipe.data else "fp32"
-            own = {"recipe": recipe, "ranks": recipe.mesh.ranks, "precision": precision}
+            own = {"recipe": recipe, "ranks": ranks or recipe.mesh.ranks, "precision": precision}
             settings = cls(**{**SIZES_OF_RECIPES, **values, **own})
             if "strategy" in values:
                 raise ValueError(
