@@ -8,10 +8,11 @@ optimizers.
     dcp.load({"model": model_state, "optim": optim_state}, checkpoint_id=path)      # or dcp.save
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state)
 
-The functions have the names and signatures of those in torch.distributed.checkpoint.state_dict, and work with this
-package's FSDP, DDP, `fully_shard` and tensor parallelism, with any combination of them, with torch's DDP and tensor
-parallelism, and with plain modules; `options` may be torch's. Torch's own functions recognize only torch's FSDP. On a
-model with an instance of this package's FSDP, they would mistake a rank's shards for the whole, so they are refused.
+But for the two of trainers, the functions have the names and signatures of those in
+torch.distributed.checkpoint.state_dict. They work with this package's FSDP, DDP, `fully_shard` and tensor parallelism,
+with any combination of them, with torch's DDP and tensor parallelism, and with plain modules; `options` may be torch's.
+Torch's own functions recognize only torch's FSDP. On a model with an instance of this package's FSDP, they would
+mistake a rank's shards for the whole, so they are refused.
 
 Names are those of the model without wrappers. All functions are collective, and the ranks that share a model return the
 same result or raise the same error.
