@@ -21,8 +21,9 @@ from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
 from minifsdp import comm
-from minifsdp.course.bench import contest, overhead, pipeline, scaling, tensor
+from minifsdp.course.bench import contest, orders, overhead, pipeline, scaling, tensor
 from minifsdp.course.bench.contest import Contest, Cost, Times
+from minifsdp.course.bench.orders import Case, OrdersSettings
 from minifsdp.course.bench.overhead import OverheadSettings
 from minifsdp.course.bench.scaling import ScalingSettings
 from minifsdp.fsdp import FullyShardedDataParallel
@@ -426,3 +427,48 @@ def test_a_pipeline_is_recorded_and_its_limit_shown(tmp_path: Path, capfd: pytes
     assert code == any(row["ratio"] > record["limit"] for row in record["schedules"])
     assert ("more than 0.8" in capfd.readouterr().err) == bool(code)
     assert run("pipeline", "--micros", "3", "--out", str(tmp_path / "pipeline.json")) == 2
+
+
+# Orders of axes
+
+CUBE = OrdersSettings()
+
+
+def timed_as_predicted(compute: float, off: dict[Case, float]) -> list[dict[Case | None, list[float]]]:
+    """Ranks whose steps take what is predicted, times `off`."""
+    seconds = {case: [off.get(case, 1.0) * CUBE.predict(case, compute)] * 3 for case in CUBE.cases}
+    return [{None: [compute * orders.cores() / 8] * 3, **seconds}] * 8
+
+
+def test_orders_that_differ_from_their_prediction_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By more than a tenth, or in rank; what two orders have across in common makes no rank."""
+    monkeypatch.setattr(orders, "cores", lambda: 8)
+    for off, says in (
+        ({}, []),
+        ({Case(4, "pp/tp/dp"): 1.05}, []),
+        ({Case(4, "pp/tp/dp"): 1.2}, ["hosts of 4, pp/tp/dp: "]),
+        ({Case(2, "tp/dp/pp"): 0.8}, ["hosts of 2, tp/dp/pp: ", "no faster", "no faster"]),
+    ):
+        ranks = timed_as_predicted(0.2, off)
+        monkeypatch.setattr(orders, "launch", lambda *_, ranks=ranks, **__: ranks)
+        assert run("orders", "--out", str(tmp_path)) == bool(says)
+        lines = capfd.readouterr().err.splitlines()
+        assert len(lines) == len(says)
+        assert all(part in line for part, line in zip(says, lines, strict=True))
+        record = json.loads((tmp_path / "orders.json").read_text())
+        assert record.keys() >= ABOUT
+        assert record["compute"] == pytest.approx(0.2)
+        assert [(row["host"], row["axes"]) for row in record["rows"]] == CUBE.cases
+        assert (tmp_path / "orders.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_orders_are_timed_on_ranks_and_predicted_from_their_cpu_time() -> None:
+    settings = OrdersSettings("dp=2,tp=2,zero=1", (2,), batch=4, layers=1, width=16, context=8, steps=1)
+    found = orders.measure(settings)
+    inside, across = (next(row for row in found["rows"] if row["across"] == [axis]) for axis in ("dp", "tp"))
+    assert found["compute"] > 0
+    for row in (inside, across):
+        assert row["seconds"] > row["predicted"] - found["compute"] > 0  # links take their time
+        assert row["predicted"] == settings.predict(Case(2, row["axes"]), found["compute"])

@@ -25,6 +25,7 @@ from minifsdp.build import build, sizes_of
 from minifsdp.cost.links import Hosts, Link
 from minifsdp.cost.step import step as predicted_step
 from minifsdp.course.bench.contest import Contest, Step
+from minifsdp.course.ladder.outline import outline
 from minifsdp.course.ladder.rungs import closed_form_setting
 from minifsdp.gpt import GPT
 from minifsdp.instruments.launch import launch
@@ -85,7 +86,12 @@ class OrdersSettings:
     def model(self) -> GPT:
         """The same parameters on every rank."""
         torch.manual_seed(0)
-        return GPT(width=self.width, layers=self.layers, heads=self.heads, context=self.context)
+        return GPT(**self.shape)
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """The sizes of the model, as `GPT` takes them."""
+        return {"width": self.width, "layers": self.layers, "heads": self.heads, "context": self.context}
 
     def across_hosts(self, case: Case) -> list[str]:
         """The axes that leave a host."""
@@ -96,9 +102,9 @@ class OrdersSettings:
         """Seconds of a step; `compute`: those in which a rank computes."""
         recipe = case.recipe(self.words)
         setting = replace(closed_form_setting(recipe.mesh.ranks), batch=self.batch, context=self.context)
-        with torch.device("meta"):
-            sizes = sizes_of(self.model())
-        return predicted_step(sizes, recipe, setting, Hosts(self.inside, self.across, case.per_host), compute)
+        return predicted_step(
+            sizes_of(outline(**self.shape)), recipe, setting, Hosts(self.inside, self.across, case.per_host), compute
+        )
 
 
 def measure(settings: OrdersSettings) -> dict[str, Any]:
