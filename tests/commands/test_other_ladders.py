@@ -86,6 +86,11 @@ def test_bytes_are_as_predicted_on_every_rank(record: dict[str, Any]) -> None:
     assert_bytes_are_as_predicted_on_every_rank(record)
 
 
+def test_bytes_by_axis_are_as_predicted_on_every_rank(record: dict[str, Any]) -> None:
+    for rung in record["rungs"]:
+        assert rung["sent"] == rung["predicted_sent"], rung["name"]
+
+
 def test_peaks_are_bounded_on_every_rank(run: tuple[ladder.Request, Path], record: dict[str, Any]) -> None:
     assert_peaks_are_bounded_on_every_rank(run[0].settings, record)
 
@@ -222,10 +227,7 @@ def test_what_cannot_be_is_refused_before_it_starts(given: Any, words: str, tmp_
 
 
 @of_axis("3d")
-def test_bytes_by_axis_are_as_predicted_on_every_rank(record: dict[str, Any]) -> None:
-    """Of the three axes, tensor parallelism sends most."""
-    for rung in record["rungs"]:
-        assert rung["sent"] == rung["predicted_sent"], rung["name"]
+def test_of_the_three_axes_tensor_parallelism_sends_most(record: dict[str, Any]) -> None:
     assert [set(rung["sent"][0]) for rung in record["rungs"]] == [{"dp"}, {"pp", "dp", "tp"}, {"pp", "dp", "tp"}]
     totals = {axis: sum(op["payload"] for op in ops.values()) for axis, ops in record["rungs"][1]["sent"][0].items()}
     assert totals["tp"] > max(totals["dp"], totals["pp"])
