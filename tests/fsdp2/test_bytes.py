@@ -26,12 +26,15 @@ SIZES: list[dict[str, Any]] = [
 CASES = [(size, "fsdp2", False) for size in SIZES] + [
     (size, "fsdp2-hold", behind) for size in SIZES if "limit" not in size for behind in (False, True)
 ]
+EACH = [CASES[0], *CASES[2:5], (SIZES[1], "fsdp2-hold", True)]  # each size, rung and way to follow the device
+
+Case = tuple[dict[str, Any], str, bool]
 
 
-def measured() -> list[dict[str, int]]:
+def measured(of: list[Case]) -> list[dict[str, int]]:
     """Where `behind`, someone follows the commands to the device, so that buffers are held as they are on a GPU."""
     found = []
-    for size, name, behind in CASES:
+    for size, name, behind in of:
         settings = Settings(ranks=dist.get_world_size(), **size)
         batch = data.shard(next(settings.batches()), dist.get_rank(), settings.ranks)
         with ExitStack() as on_exit:
@@ -43,13 +46,17 @@ def measured() -> list[dict[str, int]]:
 
 
 @pytest.mark.parametrize(
-    "ranks",
-    [2, pytest.param(4, marks=pytest.mark.wide), *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))],
+    ("ranks", "of"),
+    [
+        pytest.param(2, CASES, id="2"),
+        pytest.param(4, EACH, id="4", marks=pytest.mark.wide),
+        *(pytest.param(ranks, CASES, id=f"{ranks}, all", marks=pytest.mark.slow) for ranks in (1, 3, 4)),
+    ],
 )
-def test_measured_is_predicted_to_the_byte(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+def test_measured_is_predicted_to_the_byte(monkeypatch: pytest.MonkeyPatch, ranks: int, of: list[Case]) -> None:
     monkeypatch.setenv("MINIFSDP_DEVICE", "cpu")
-    for rank, cases in enumerate(launch(measured, ranks)):
-        for (size, name, behind), found in zip(CASES, cases, strict=True):
+    for rank, cases in enumerate(launch(measured, ranks, of)):
+        for (size, name, behind), found in zip(of, cases, strict=True):
             settings = Settings(ranks=ranks, **size)
             setting = replace(closed_form_setting(ranks), rank=rank, runs_behind=behind)
             predicted = asdict(RUNGS[name].predict(sizes_of(settings.model()), setting, settings.limit))
