@@ -2,8 +2,8 @@
 
 A message takes its link's latency, and the bytes that a rank sends divided by the link's bandwidth. The link is the one
 inside a host, or the one across hosts if the group has ranks on several: a ring waits for its slowest hop. A message to
-another stage of a pipeline has the link to that stage's rank. If a host has ranks in several groups along an axis, that
-many messages leave it at once and share the bandwidth.
+one rank, such as that of the next stage, has the link to that rank. If a host has ranks in several groups along an
+axis, that many messages leave it at once and share the bandwidth.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ class Hosts(NamedTuple):
         """The groups along an axis that leave the rank's host at once, if its own does; 0: it stays inside."""
         ranks_on = Counter(each // self.per_host for each in group)
         return 0 if len(ranks_on) == 1 else self.per_host // ranks_on[rank // self.per_host]
+
+    def rings_to(self, group: Sequence[int], rank: int, peer: int) -> int:
+        """The same of a message to one rank of the group."""
+        return self.rings(group, rank) if self.rings([rank, peer], rank) else 0
 
     def seconds(self, sent: float, rings: int) -> float:
         """Of a message for which a rank sends so many bytes."""
@@ -105,8 +109,11 @@ def messages(model: Model, recipe: Recipe, rank: int, setting: Setting, hosts: H
         for kind, count in (+calls).items():
             size = wire(kind, len(lines[kind.axis]))
             links = {hosts.rings(lines[kind.axis], rank): count}
-            if (part, kind.op) == ("pipeline", "send"):
-                links = _sends(recipe, rank, hosts)
+            if kind.op == "send":
+                receivers = _next_stages(recipe, rank) if part == "pipeline" else _right_neighbour(recipe, rank, count)
+                links = Counter()
+                for peer, times in receivers.items():
+                    links[hosts.rings_to(lines[kind.axis], rank, peer)] += times
             for rings, times in links.items():
                 yield Messages(part, kind, times, rings > 0, size, hosts.seconds(size, rings))
 
@@ -127,14 +134,14 @@ def receiver(recipe: Recipe, place: int, action: Did) -> int | None:
     return None if needs == place else needs
 
 
-def rings_to(recipe: Recipe, rank: int, peer: int, hosts: Hosts) -> int:
-    """`Hosts.rings` of a message to that place in the rank's pipeline."""
-    group = recipe.mesh.peers(rank, "pp")
-    return hosts.rings(group, rank) if hosts.rings([rank, group[peer]], rank) else 0
-
-
-def _sends(recipe: Recipe, rank: int, hosts: Hosts) -> Counter[int]:
-    """A rank's messages to other stages, by their number of rings."""
+def _next_stages(recipe: Recipe, rank: int) -> Counter[int]:
+    """The ranks to which a rank sends results in a pipeline, and how often."""
     place = recipe.mesh.place(rank, "pp")
     peers = [receiver(recipe, place, action) for action in recipe.actions[place]]
-    return Counter(rings_to(recipe, rank, peer, hosts) for peer in peers if peer is not None)
+    return Counter(recipe.mesh.peers(rank, "pp")[peer] for peer in peers if peer is not None)
+
+
+def _right_neighbour(recipe: Recipe, rank: int, count: int) -> Counter[int]:
+    """The rank to which one passes keys and values on in a ring."""
+    group = recipe.mesh.peers(rank, "cp")
+    return Counter({group[(recipe.mesh.place(rank, "cp") + 1) % len(group)]: count})

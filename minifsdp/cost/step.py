@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from minifsdp.cost import pipeline
 from minifsdp.cost.data_parallel import Setting
-from minifsdp.cost.links import Hosts, messages, receiver, rings_to
+from minifsdp.cost.links import Hosts, messages, receiver
 from minifsdp.cost.model import Model
 from minifsdp.cost.pipeline import Did
 
@@ -131,7 +131,8 @@ class Pipeline:
             self.arrived[action] = rank.send(rings > 0, self.hosts.seconds(self.passed, rings))
 
     def _rings(self, rank: Rank, peer: int) -> int:
-        return rings_to(self.recipe, rank.number, peer, self.hosts)
+        group = self.recipe.mesh.peers(rank.number, "pp")
+        return self.hosts.rings_to(group, rank.number, group[peer])
 
     def _share_losses(self) -> None:
         """A broadcast from the last stage, once all that a rank has sent has left."""

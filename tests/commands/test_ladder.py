@@ -229,6 +229,7 @@ def test_files_are_whole_and_of_this_run(tmp_path):
         (["--width", "1000000"], "GiB are free here: choose a smaller --width or --layers"),
         (["--link", "fast"], "bad link 'fast'"),
         (["--link", "latency=1ms"], "it has no bandwidth"),
+        (["--link", "inside=1ms@1GB/s,host=2"], "it has no across"),
         (["--out", "short.txt"], "--out short.txt cannot be written"),
         (["--out", "short.txt/below"], "--out short.txt/below cannot be written"),
         (["--colour", "red"], "--colour"),

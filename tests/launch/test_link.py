@@ -6,7 +6,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import cloudpickle
@@ -349,23 +349,38 @@ def test_a_real_collectives_error_reaches_the_wait(ranks: list[dict[str, Any]]) 
     assert [rank["bad"] for rank in ranks] != ["nothing", "nothing"]
 
 
-def messages_of_two_hosts() -> list[tuple[str, int, float]]:
-    """What a rank of 2 hosts x 2 sends inside, across in two rings, and over all ranks in one."""
+def on_two_hosts() -> dict[str, Any]:
+    """Messages of a rank of 2 hosts x 2 inside, across in two rings, and over all ranks in one; and other times."""
     inside, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
     across, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
     with HostLinks(EmulatedLink(0.0, 10 * MIB), EmulatedLink(0.01, 10 * MIB), per_host=2) as links:
         tensor = torch.ones(MIB // 4)
-        handles = [comm.all_reduce(tensor.clone(), group) for group in (inside, across, comm.world())]
-        for handle in handles:
-            handle.wait()
+        wait_for(comm.all_reduce(tensor.clone(), group) for group in (inside, across, comm.world()))
         with pytest.raises(RuntimeError, match="a link is installed already"), EmulatedLink(0.0, 1.0):
             pass
     assert comm.link is None
-    return [(each.op, each.payload, seconds(each)) for each in links.transfers]
+    with HostLinks(EmulatedLink(0.1, 1e12), EmulatedLink(0.1, 1e12), per_host=2) as both:
+        wait_for(comm.all_reduce(torch.ones(4), group) for group in (inside, across, inside, across))
+    with HostLinks(EmulatedLink(0.0, 1e12), EmulatedLink(0.0, 1e12), per_host=2) as pairs:
+        up, down = (dist.get_rank() + 1) % 4, (dist.get_rank() - 1) % 4
+        wait_for([comm.send(torch.ones(4), up, comm.world()), comm.recv(torch.empty(4), down, comm.world())])
+    rings = [(each.op, each.payload, seconds(each)) for each in links.transfers]
+    return {"rings": rings, "at once": both.transfers, "pairs": sorted(each.op for each in pairs.transfers)}
 
 
-def test_groups_inside_a_host_and_across_hosts_have_links_of_their_own() -> None:
-    for rank in launch(messages_of_two_hosts, 4):
+def wait_for(handles: Iterable[comm.Handle]) -> None:
+    """All issued before the first is waited for."""
+    for handle in list(handles):
+        handle.wait()
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> list[dict[str, Any]]:
+    return launch(on_two_hosts, 4)
+
+
+def test_groups_inside_a_host_and_across_hosts_have_links_of_their_own(four_ranks: list[dict[str, Any]]) -> None:
+    for rank in (each["rings"] for each in four_ranks):
         (*_, on_inside), (*_, in_one_ring), (*_, in_two_rings) = sorted(rank, key=lambda each: (each[0], each[2]))
         assert [op for op, *_ in sorted(rank)] == ["all_reduce", "all_reduce across", "all_reduce across"]
         assert on_inside >= 0.1  # 1 MiB: a rank of 2 sends as much as the tensor has
@@ -373,38 +388,15 @@ def test_groups_inside_a_host_and_across_hosts_have_links_of_their_own() -> None
         assert in_two_rings >= 0.01 + 0.2 - 1e-9  # two rings share what leaves the host
 
 
-def sends_of_a_pipeline() -> list[str]:
-    """The links that a message to the next rank of 2 hosts x 2 takes, with the number of its siblings."""
-    rank = dist.get_rank()
-    with HostLinks(EmulatedLink(0.0, 1e12), EmulatedLink(0.0, 1e12), per_host=2) as links:
-        tensor = torch.ones(4)
-        below, above = torch.empty(4), (rank + 1) % 4
-        handles = [comm.send(tensor, above, comm.world()), comm.recv(below, (rank - 1) % 4, comm.world())]
-        for handle in handles:
-            handle.wait()
-    return [each.op for each in links.transfers]
-
-
-def test_a_send_takes_the_link_to_its_receiver() -> None:
+def test_a_send_takes_the_link_to_its_receiver(four_ranks: list[dict[str, Any]]) -> None:
     """Not that of its group, which has ranks on both hosts."""
     first, second = ["recv across", "send"], ["recv", "send across"]
-    assert [sorted(rank) for rank in launch(sends_of_a_pipeline, 4)] == [first, second, first, second]
+    assert [rank["pairs"] for rank in four_ranks] == [first, second, first, second]
 
 
-def two_links_at_once() -> list[Transfer]:
-    """Messages of this rank on both links, all issued before the first is waited for."""
-    inside, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
-    across, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
-    with HostLinks(EmulatedLink(0.1, 1e12), EmulatedLink(0.1, 1e12), per_host=2) as links:
-        handles = [comm.all_reduce(torch.ones(4), group) for group in (inside, across, inside, across)]
-        for handle in handles:
-            handle.wait()
-    return links.transfers
-
-
-def test_both_links_of_a_rank_work_at_the_same_time_each_with_one_message() -> None:
-    """By the links' own clock: the ranks of a group talk while those of another do."""
-    for transfers in launch(two_links_at_once, 4):
+def test_both_links_of_a_rank_work_at_the_same_time_each_with_one_message(four_ranks: list[dict[str, Any]]) -> None:
+    """By the links' own clock."""
+    for transfers in (rank["at once"] for rank in four_ranks):
         inside = [each for each in transfers if not each.op.endswith("across")]
         across = [each for each in transfers if each.op.endswith("across")]
         for first, second in (inside, across):

@@ -87,7 +87,9 @@ def test_other_groups_than_those_of_an_axis() -> None:
     assert "across hosts" in hybrid["replicate"]
 
 
-@pytest.mark.parametrize(("mesh", "host", "panels"), [(CUBE, 4, 3), (SQUARE, 8, 2), (MANY, 8, 5), (Mesh(), 8, 1)])
+@pytest.mark.parametrize(
+    ("mesh", "host", "panels"), [(CUBE, 4, 3), (SQUARE, 8, 2), (Mesh(dp=2, cp=2, tp=2), 4, 4), (Mesh(), 8, 1)]
+)
 def test_the_picture_has_a_panel_for_each_axis_whose_groups_have_a_colour_each(
     mesh: Mesh, host: int, panels: int, tmp_path: Path
 ) -> None:
