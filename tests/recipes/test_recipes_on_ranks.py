@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
+from itertools import product
+from math import prod
 from typing import Any
 
 import pytest
@@ -207,8 +209,27 @@ def holds_and_sends_what_is_predicted(
     axes = {name: axis_of(global_ranks(group_named(name))) for name in {call.group for call in calls}}
     logged = Counter(Message(axes[call.group], call.op, call.payload) for call in calls)
     assert logged == +sent(numbers, recipe, rank, setting)
+    order = [(axes[call.group], call.op, call.payload) for call in calls]
+    every = comm.gather_objects(order, comm.world())
+    assert all(every[peer] == order for peer in recipe.mesh.peers(rank, "dp")), "replicas call the same in one order"
     assert trainer is not None
     return trainer
+
+
+EVERY_ON_EIGHT = tuple(
+    ",".join(f"{axis}={size}" for axis, size in zip(("pp", "dp", "cp", "tp"), sizes, strict=True) if size > 1) + zero
+    for sizes in product((1, 2, 4, 8), repeat=4)
+    if prod(sizes) == 8
+    for zero in ((",zero=1", ",zero=3") if sizes[1] * sizes[2] > 1 else ("",))
+)
+
+
+@check(ranks=8, recipe=EVERY_ON_EIGHT, slow=(8,))
+def every_layout_holds_and_sends_what_is_predicted(recipe: str) -> None:
+    """With a layer, and a head, for each rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SIZES, "context", 16)  # in two parts for each of eight ranks
+        holds_and_sends_what_is_predicted(Recipe.parse(recipe), context=16, layers=8, heads=8)
 
 
 @check(ranks=4, recipe=("dp=2,tp=2,zero=1,axes=tp/dp",), per_host=(2,))

@@ -5,6 +5,8 @@ Each piece of a value is compared with the same part of what one process has, af
 
 from __future__ import annotations
 
+from itertools import combinations, product
+from math import prod
 from typing import Any
 
 import pytest
@@ -44,8 +46,8 @@ def batch(step: int, place: int = 0, share: int = ROWS) -> tuple[Tensor, Tensor]
     return tokens[place : place + share], targets[place : place + share]
 
 
-def trained(recipe: Recipe, steps: int) -> Trainer:
-    trainer = build(model(), recipe)
+def trained(recipe: Recipe, steps: int, **others: Any) -> Trainer:
+    trainer = build(model(**others), recipe)
     for step in range(steps):
         take_step(trainer, recipe, step)
     return trainer
@@ -58,8 +60,8 @@ def take_step(trainer: Trainer, recipe: Recipe, step: int) -> Tensor:
     return loss / dist.get_world_size()
 
 
-def alone(steps: int) -> Trainer:
-    whole = model()
+def alone(steps: int, **others: Any) -> Trainer:
+    whole = model(**others)
     one = Trainer(whole, AdamW(whole.parameters(), LEARNING_RATE), loss_of=token_mean)
     for step in range(steps):
         one.step(*batch(step))
@@ -94,6 +96,22 @@ ON_EIGHT = (
 )
 
 
+def every_layout(ranks: int) -> list[str]:
+    """Over four axes; with ZeRO-1 and with FSDP2, where there is something to shard."""
+    sizes = [each for each in product((1, 2, 4, 8), repeat=4) if prod(each) == ranks]
+    words = [
+        ",".join(f"{axis}={size}" for axis, size in zip(("pp", "dp", "cp", "tp"), each, strict=True) if size > 1)
+        for each in sizes
+    ]
+    shards = [(",zero=1", ",zero=3") if "dp" in word or "cp" in word else ("",) for word in words]
+    return [word + zero for word, either in zip(words, shards, strict=True) for zero in either]
+
+
+A_PAIR_OF_AXES_EACH = (
+    *("pp=2,dp=2,tp=2,zero=1", "pp=2,cp=2,tp=2,zero=3", "dp=2,cp=2,tp=2,zero=3", "pp=2,dp=2,cp=2,zero=1"),
+)
+
+
 def pairs(recipes: tuple[str, ...]) -> list[tuple[str, str]]:
     """Each with the one after it, which goes on from its checkpoint."""
     return [*zip(recipes, (*recipes[1:], recipes[0]), strict=True)]
@@ -121,6 +139,27 @@ def a_layout_goes_on_as_another(pair: tuple[str, str]) -> None:
     dist.all_gather_object(names, check_parts(state, whole))
     assert set().union(*names) == {*whole["model"]}, "together the ranks have all of it"
     torch.testing.assert_close(take_step(again, after, STEPS), one.step(*batch(STEPS)).reshape(1), rtol=1e-9, atol=0)
+
+
+@check(ranks=8, recipe=A_PAIR_OF_AXES_EACH)
+@check(ranks=8, recipe=[layout for layout in every_layout(8) if layout not in A_PAIR_OF_AXES_EACH], slow=(8,))
+def every_layout_trains_what_one_process_trains(recipe: str) -> None:
+    """Losses, parameters and the optimizer's states, from other numbers of tokens on every rank."""
+    layout, one = Recipe.parse(recipe), alone(STEPS, layers=8)
+    trainer = trained(layout, STEPS, layers=8)
+    check_parts(get_trainer_state(trainer.model, trainer.optimizer), get_trainer_state(one.model, one.optimizer))
+    torch.testing.assert_close(take_step(trainer, layout, STEPS), one.step(*batch(STEPS)).reshape(1), rtol=1e-9, atol=0)
+
+
+def test_any_two_axes_and_both_ways_to_shard_meet_in_the_short_tests():
+    """Of eight ranks; with FSDP2 and with ZeRO-1, as far as ranks have different tokens."""
+    met = [{word.partition("=")[0] for word in layout.split(",")} for layout in A_PAIR_OF_AXES_EACH]
+    assert all(any({*pair} <= axes for axes in met) for pair in combinations(("pp", "dp", "cp", "tp"), 2))
+    for zero in ("zero=1", "zero=3"):
+        beside = [layout for layout in A_PAIR_OF_AXES_EACH if layout.endswith(zero)]
+        assert all(any(axis in layout for layout in beside) for axis in ("pp", "dp", "cp", "tp"))
+    assert {*A_PAIR_OF_AXES_EACH} <= {*every_layout(8)}
+    assert len(every_layout(8)) == 36
 
 
 @check(ranks=4)
