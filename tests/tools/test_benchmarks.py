@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
 from minifsdp import comm
-from minifsdp.course.bench import contest, orders, overhead, pipeline, scaling, tensor
+from minifsdp.course.bench import contest, orders, overhead, pipeline, scaling, tensor, three_axes
 from minifsdp.course.bench.contest import Contest, Cost, Times
 from minifsdp.course.bench.orders import Case, OrdersSettings
 from minifsdp.course.bench.overhead import OverheadSettings
@@ -210,6 +210,31 @@ def test_limits_of_tensor_parallelism() -> None:
     assert len(script_.missed({**shape, "limit": 0.2})) == 1
     one = tensor.Found({}, {"our-tp": 1.0, "torch-tp": 1.0, "our-tp-sp": 1.1, "torch-tp-sp": 1.0})
     assert script_.different([one]) == ["our-tp-sp computes 1.1, torch-tp-sp 1.0"]
+
+
+@pytest.mark.slow
+def test_three_axes_next_to_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "three_axes.json"
+    code = run("three_axes", "--runs", "1", "--steps", "1", "--out", str(path))
+    record = json.loads(path.read_text())
+    assert set(record) >= ABOUT
+    assert {name: len(times) for name, times in record["microseconds"].items()} == {"torch": 1, "our": 1}
+    lines = capsys.readouterr().err.splitlines()
+    assert not [line for line in lines if "computes" in line]
+    assert code == int(bool(lines))
+
+
+def test_limits_of_three_axes() -> None:
+    def found(ours: float, loss: float) -> Any:
+        costs = contest.costs({"our": times_of([ours]), "torch": times_of([4.0])})
+        return three_axes.Found(costs, {"our": loss, "torch": 1.0})
+
+    missed = script("three_axes").missed
+    assert missed([found(2.9, 1.0)]) == []
+    assert missed([found(3.2, 1.1)]) == [
+        "step: our costs 0.800 x torch, more than 0.75",
+        "ours computes 1.1, torch 1.0",
+    ]
 
 
 def units_of_all(units: int) -> dict[str, int]:
