@@ -72,7 +72,6 @@ def take_step(state: State, batch: Batch, settings: TrainSettings, where: torch.
     """
     trainer, scaler, parts = state.trainer, state.scaler, settings.accumulate
     tokens, targets, loss_of = trainer.share(*data.to_device(batch, where))
-
     assert loss_of is not None
 
     def scaled(logits: Tensor, targets: Tensor) -> Tensor:
@@ -83,7 +82,7 @@ def take_step(state: State, batch: Batch, settings: TrainSettings, where: torch.
         is_last = part == parts - 1
         with without_sync(trainer.model) if settings.no_sync and not is_last else nullcontext():
             total += trainer.backward(*micro_batch, scaled, is_last=is_last)
-    total /= scaler.get_scale()
+    total /= scaler.scale(torch.ones((), device=where))  # `get_scale` would wait for the device
     scaler.step(trainer.optimizer)
     scaler.update()
     trainer.optimizer.zero_grad()
