@@ -36,8 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """What the tests start hears signals, also where this process ignores them: under nohup, in a script's background.
 
     A process inherits what is ignored, but not a handler that does nothing. It also has one thread where a rank or this
-    process would have more: on busy cores, threads that share an operator mostly wait for each other.
+    process would have more: on busy cores, threads that share an operator mostly wait for each other. And on Linux a
+    thread that a message wakes waits for its turn: if it took the sender's core in the middle of a send, gloo's thread
+    there would poll for the sender's lock until the sender has a core again.
     """
+    if hasattr(os, "SCHED_BATCH"):
+        with suppress(OSError):  # a container may forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
     gc.set_threshold(100_000)  # what torch and thousands of tests have made stays: Python need not look through it
     is_worker = hasattr(config, "workerinput")
