@@ -8,6 +8,7 @@ predicted. A machine that does other work at the same time exceeds the limit.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -46,10 +47,11 @@ def table(rows: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def measure(settings: OrdersSettings, out: Path) -> benchmark.Result:
+    load = os.getloadavg()[0]
     found = orders.measure(settings)
     orders_figure(found["rows"], out / "orders.png")
     lines = orders.missed(found["rows"], LIMIT) + orders.misranked(found["rows"])
-    return {**asdict(settings), "limit": LIMIT, **found}, [table(found["rows"])], lines
+    return {"load": round(load, 2), **asdict(settings), "limit": LIMIT, **found}, [table(found["rows"])], lines
 
 
 def main() -> int:

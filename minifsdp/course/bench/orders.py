@@ -2,8 +2,9 @@
 
 The same ranks train the same model by the same recipe; an order decides which axes stay inside a host. Links are
 emulated, and so slow that a step mostly waits for them. The prediction (cost/step.py) has the messages and their
-bytes by axis, and takes one number from the machine: the CPU time of a step, of all ranks together and divided by the
-cores, since ranks that have waited for one message compute at the same time.
+bytes by axis, and takes one number from the machine: the CPU time of a step, of the training threads of all ranks and
+divided by the cores, since ranks that have waited for one message compute at the same time. Other threads carry the
+messages, within the time that these take.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def measure(settings: OrdersSettings) -> dict[str, Any]:
     """Run all orders in turn on one set of ranks.
 
     Returns:
-        "compute", the CPU time of a step, of all ranks together and divided by the cores, in seconds; "rows", of each
+        "compute", the CPU time of a step, of all training threads and divided by the cores, in seconds; "rows", of each
         case "host", "axes", "across" (the axes that leave a host), "seconds" (the median of the slowest rank's steps),
         "quartiles" and "predicted".
     """
@@ -135,16 +136,16 @@ def measure(settings: OrdersSettings) -> dict[str, Any]:
 
 
 def _on_rank(settings: OrdersSettings) -> dict[Case | None, list[float]]:
-    """Seconds of each step of each case; under None, CPU seconds of this rank in steps on the machine's own links."""
+    """Seconds of each step of each case; under None, CPU seconds of this thread in steps on the machine's own links."""
     let_communication_go_first()
     rows = torch.zeros(settings.batch // settings.recipe.mesh.dp, settings.context, dtype=torch.int64)
     trainers = {case.axes: _build(settings, case) for case in settings.cases}
     of_cpu: list[float] = []
 
     def plain(_: int) -> None:
-        start = time.process_time()
+        start = time.thread_time()
         _step(next(iter(trainers.values())), rows, PLAIN, 0)
-        of_cpu.append(time.process_time() - start)
+        of_cpu.append(time.thread_time() - start)
 
     steps: dict[Case | None, Step] = {None: plain}
     for case in settings.cases:
