@@ -4,6 +4,7 @@
     records.py        what a record of a GPU is: read, checked, written
     worlds_table.py   the table of worlds in docs/gpu.md, from the records
     gpu_table.py      writes that table into the page
+    launchers         each launcher, really run on a CPU, and the table of docs/launchers.md
     benchmark.py      what the scripts in benchmarks/ have in common
     cpu_records.py    records of what benchmarks measured on a CPU
     test_versions.py  the suite on other versions of torch (`make test-versions`)

@@ -14,18 +14,17 @@ from tools import ROOT
 from tools.records import RECORDS, RecordError, find_records
 from tools.worlds_table import worlds_table
 
-BEGIN, END = "<!-- worlds:begin -->", "<!-- worlds:end -->"
 
-
-def filled(page: str, table: str) -> str:
-    """A page with the table between its markers.
+def filled(page: str, table: str, name: str = "worlds") -> str:
+    """A page with the table between the markers of its name.
 
     Raises:
         ValueError: it has not exactly one pair of them.
     """
-    pattern = re.compile(f"(?<={BEGIN}\n).*?(?={END})", re.S)
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    pattern = re.compile(f"(?<={begin}\n).*?(?={end})", re.S)
     if len(pattern.findall(page)) != 1:
-        raise ValueError(f"there is no one place between {BEGIN} and {END}")
+        raise ValueError(f"there is no one place between {begin} and {end}")
     return pattern.sub(lambda _: f"{table}\n", page)
 
 

@@ -53,7 +53,7 @@ def _worlds(records: Sequence[Record]) -> str:
         ran = [row for record in records if (row := _world_row(record, word))]
         rows += [[world, *row] for row in ran or [[NOT_RUN] * 6]]
     heading = ["world", "GPUs", "ranks", "torch", "NCCL", "overlap: a delayed collective hidden under compute"]
-    return _table([*heading, "allocator retries without limiter, with it"], rows)
+    return markdown([*heading, "allocator retries without limiter, with it"], rows)
 
 
 def _world_row(record: Record, word: str) -> list[str] | None:
@@ -131,7 +131,7 @@ def _steps(records: Sequence[Record]) -> str:
     columns = {heading: column for heading, column in columns.items() if set(column.values()) != {NONE}}
     names = [name for name in (*TORCHS, *RUNGS) if any(name in column for column in columns.values())]
     rows = [[f"`{name}`", *(column.get(name, NOT_RUN) for column in columns.values())] for name in names]
-    return _table(["one training step", *columns], rows) if rows else ""
+    return markdown(["one training step", *columns], rows) if rows else ""
 
 
 def _timed(records: Sequence[Record]) -> Iterator[tuple[Record, str, dict[str, Any]]]:
@@ -183,6 +183,7 @@ def _name(record: Record) -> str:
     return f"{record.gpu} × {record.count}"
 
 
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
     lines = [heading, ["---"] * len(heading), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

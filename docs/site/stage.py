@@ -20,7 +20,7 @@ ROOT = SITE.parents[1]
 TERMS: dict[str, str] = tomllib.loads((SITE / "terms.toml").read_text())["terms"]
 RUNG = re.compile(r"^\| `([\w-]+)` \| \[[^]]+\]\(\.\./([^)]+)\)", re.MULTILINE)  # a row of the table in docs/code.md
 LINK = re.compile(r"(?<=\]\()(?!\w+://|#)([^)#\s]*)(#(?:[^()]|\([^()]*\))*)?(?=\))")
-SHOWN = {".py": "python", ".toml": "toml", ".sbatch": "bash", ".json": "json", ".cff": "yaml"}
+SHOWN = {".py": "python", ".toml": "toml", ".sbatch": "bash", ".json": "json", ".cff": "yaml", ".yaml": "yaml"}
 MAINTAINERS = ("CONTRIBUTING", "docs/speed")
 PICTURES = (".png", ".gif", ".svg")
 

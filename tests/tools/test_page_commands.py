@@ -98,6 +98,16 @@ def test_all_kinds_are_known() -> None:
     """What is neither run nor needs something is output, or a file's content."""
     assert {code.language for code in RUN} <= {"bash", "python", "text", "toml"}
     assert {code.needs for code in blocks()} <= {
-        *("", "a GPU", "GPUs", "several nodes", "Slurm", "Docker", "a record of a GPU", "its imports")
+        *(
+            "",
+            "a GPU",
+            "GPUs",
+            "several nodes",
+            "Slurm",
+            "Docker",
+            "a record of a GPU",
+            "its imports",
+            "the extra launchers",
+        )
     }
     assert len(RUN) > 10
