@@ -22,7 +22,9 @@ def launchers_table(record: Mapping[str, Any]) -> str:
     rows = record["launchers"]
     ran = [row for row in rows if row["state"] == "ran"]
     notes = [f"* {row['name']}: not run, {row['reason']}." for row in rows if row["state"] != "ran"]
-    variables = [[row["name"], row["version"], *(_value(row, name) for name in NAMES)] for row in ran]
+    variables = [
+        [row["name"], row["version"], *(_value(row, name) for name in NAMES)] for row in ran if "kills" not in row
+    ]
     first = markdown(["launcher", "version", *(f"`{name}`" for name in NAMES)], variables)
     second = markdown(
         ["launcher", "processes", "folder", "Ctrl-C", "SIGTERM to the launcher", "last line"],
