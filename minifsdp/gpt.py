@@ -85,7 +85,7 @@ class GPT(nn.Module):
         for name, size in sizes.items():
             if size is not None and size < 1:
                 raise ValueError(f"{name} = {size}: a GPT needs at least 1")
-        heads = heads or max(h for h in range(1, 9) if width % h == 0)
+        heads = heads or usual_heads(width)
         if width % heads:
             raise ValueError(f"width {width} cannot be divided into {heads} heads: choose a divisor of {width}")
 
@@ -116,6 +116,11 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return loss(self.head(self.norm(x)), targets)
+
+
+def usual_heads(width: int) -> int:
+    """The most up to eight that the width allows."""
+    return max(heads for heads in range(1, 9) if width % heads == 0)
 
 
 class GPTStage(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -26,6 +27,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from on_ranks import Checks, shared_folder
+from rich.console import Console
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.optim import AdamW
@@ -570,6 +572,18 @@ def test_any_losses_can_be_drawn_and_recorded(tmp_path, values):
         (["--tp", "2", "--precision", "fp16"], "precision=fp16: choose from fp32, bf16"),
         (["--tp", "2", "--recipe", "tp=4"], "tp is given twice: tp=4 and tp=2"),
         (["--sequence", "--dp", "2"], "sequence has no effect with tp=1: give --tp"),
+        (["--recipe", "dp=2, sequence"], "sequence has no effect with tp=1: give --tp"),
+        (["--recipe", "dp=2,attention=ulysses"], "attention=ulysses has no effect with cp=1: give --cp"),
+        (["--recipe", "dp=2,zigzag=no"], "zigzag=no has no effect with cp=1: give --cp"),
+        (
+            ["--recipe", "dp=2,precision=bf16", "--precision", "fp32"],
+            "precision is given twice: precision=bf16 and precision=fp32",
+        ),
+        (["--dp", "2", "--tp", "2", "--axes", "dp,tp"], "axes=dp,tp: give one word, as in --axes dp/tp"),
+        (["--dp", "2", "--zero", "1,tp=2"], "zero=1,tp=2: give one word"),
+        (["--dp", "2", "--ranks", "0"], "--ranks 0: must be at least 1"),
+        (["--tp", "2", "--ranks", "-4"], "--ranks -4: must be at least 1"),
+        (["--strategy", "ddp", "--ranks", "0"], "--ranks 0: must be at least 1"),
         (["--recipe", "tp=2;dp=2"], "tp=2;dp=2"),
         (["--heads", "3"], "width 175 cannot be divided into 3 heads"),
     ],
@@ -691,6 +705,8 @@ def test_one_command_begins_and_goes_on(monkeypatch, tmp_path, trained):
             ("layers", "3"), ("width", "16"), ("context", "4"), ("batch", "24"), ("seed", "7"), ("lr", "0.5"),
         ]),
         (["--resume", "--precision=bf16", "--strategy=full"], "--precision bf16: "),
+        (["--resume", "--heads=2"], "--heads 2: {} was trained with 8; give that, or name another --checkpoint"),
+        (["--resume", "--lines"], "--lines: {} was trained without it; leave it out, or name another --checkpoint"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
@@ -698,8 +714,27 @@ def test_checkpoint_of_another_run(monkeypatch, refused, tmp_path, trained, opti
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("text" * 100)
     line = refused("train", *OPTIONS, f"--checkpoint={trained}", "--ranks=1", "--strategy=ddp", *options)
-    assert says in line
+    assert says.format(latest(trained)) in line
     assert str(trained) in line
+
+
+def test_usual_settings_may_be_given_or_left_out(refused, tmp_path, trained):
+    settings = TrainSettings(**TINY, heads=8, ranks=1, strategy="ddp", steps=4, checkpoint=trained, resume=True)
+    assert course.check(settings, "cpu", tmp_path / "out").step == 2
+
+
+def test_the_layouts_that_a_refusal_names_go(refused):
+    for options in (
+        ["--tp=3", "--ranks=2", "--accumulate=2"],
+        ["--dp=3", "--ranks=2", "--accumulate=2", "--no-sync"],
+        ["--zero=1", "--dp=3", "--ranks=4", "--accumulate=2"],
+    ):
+        line = refused("train", *OPTIONS, "--heads=4", *options)
+        named = line.strip().partition("layouts that go: ")[2].split(" or ")
+        assert named != [""]
+        given = {"accumulate": 2, "no_sync": "--no-sync" in options, "heads": 4, **TINY}
+        for recipe in map(Recipe.parse, named):
+            TrainSettings.asked_for(recipe, recipe.mesh.ranks, given).check()
 
 
 def test_data_parallelism_takes_the_ranks_that_are_left():
@@ -719,10 +754,20 @@ def test_a_mesh_is_drawn_before_it_trains(tmp_path):
     words = [*OPTIONS, "--pp=2", "--tp=2", "--steps=1", "--batch=16", f"--out={tmp_path}"]
     said = commands_in_forks.minifsdp("train", *words).stdout
     assert "tp  0 1  2 3" in said
-    assert said.index("tp  0 1  2 3") < said.index("pp=2,tp=2")
+    assert said.index("tp  0 1  2 3") < said.index("pp=2, tp=2")
     record = json.loads((tmp_path / "train.json").read_text())
     assert record["settings"]["recipe"] == "pp=2,tp=2"
     assert len(record["losses"]) == 1
+
+
+def test_a_long_recipe_is_shown_whole():
+    recipe = Recipe.parse("pp=2,dp=2,cp=2,tp=2,replicate=2,sequence,order=interleaved,stages=2,precision=bf16")
+    settings = TrainSettings(recipe=recipe, ranks=16, steps=1)
+    ranks = [{"losses": [5.0], "seconds": 1.0, "peak": None}]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(report.summary(report.record(settings, TEXT, choose_world(1, "cpu"), 0, ranks)))
+    said = console.export_text()
+    assert all(word in said for word in str(recipe).split(","))
 
 
 def test_the_task_is_all_that_changes_what_is_learnt():

@@ -11,7 +11,7 @@ from minifsdp.batch import Batch
 from minifsdp.course.bench.contestants import CONTESTANTS
 from minifsdp.course.ladder import data
 from minifsdp.course.ladder.outline import count_elements
-from minifsdp.gpt import GPT
+from minifsdp.gpt import GPT, usual_heads
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,6 @@ class BenchSettings:
 
     def shape(self) -> dict[str, int]:
         """The model in numbers: "parameters", "layers", "width", "heads" and "context"."""
-        heads = self.heads or max(h for h in range(1, 9) if self.width % h == 0)
+        heads = self.heads or usual_heads(self.width)
         sizes = {"width": self.width, "heads": heads, "context": self.context}
         return {"parameters": count_elements(self.layers, **sizes), "layers": self.layers, **sizes}

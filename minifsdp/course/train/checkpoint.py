@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 
 from minifsdp.checkpoint import get_trainer_state, set_trainer_state
 from minifsdp.course.train.folder import CheckpointError, damage, latest, prune, step_of
-from minifsdp.course.train.settings import NEW, TASK, TrainSettings
+from minifsdp.course.train.settings import TrainSettings, task_of
 from minifsdp.course.train.state import State, seed_rank
 from minifsdp.instruments.system.plain_files import read_plain
 
@@ -56,7 +56,7 @@ def save(state: State, settings: TrainSettings, data: str) -> None:
             "draws": state.draws.get_state(),
             "scaler": state.scaler.state_dict(),
             "ranks": settings.ranks,
-            "task": {name: getattr(settings, name) for name in TASK},
+            "task": settings.task,
             "data": data,
             "files": {file.name: file.stat().st_size for file in part.iterdir()},
         }
@@ -115,14 +115,21 @@ def check_same_task(saved: Path, settings: TrainSettings, data: str) -> int:
     _check_files(saved, run.get("files", {".metadata": None}))  # older checkpoints have no list
     if run["step"] != step_of(saved):
         raise ValueError(damage(saved, f"it was renamed: it holds step {run['step']}"))
-    for name, then in (NEW | run["task"]).items():
-        if (now := getattr(settings, name)) != then:
-            raise ValueError(f"--{name} {now}: {saved} was trained with {then}; give that, or another --checkpoint DIR")
+    now = settings.task
+    for name, then in task_of(run["task"]).items():
+        if now[name] != then:
+            raise ValueError(f"{_differs(name, now[name], then, saved)}, or name another --checkpoint DIR")
     if run["data"] != data:
         raise ValueError(f"--data: {saved} was trained on {run['data']}, not on {data}; give that text")
     if run["step"] > settings.steps:
         raise ValueError(f"--steps {settings.steps}: {saved} is beyond that; give more, or another --checkpoint DIR")
     return int(run["step"])
+
+
+def _differs(name: str, now: Any, then: Any, saved: Path) -> str:
+    if not isinstance(now, bool):
+        return f"--{name} {now}: {saved} was trained with {then}; give that"
+    return f"--{name}: {saved} was trained {'without it; leave it out' if now else 'with it; add it'}"
 
 
 def _check_files(saved: Path, sizes: dict[str, int | None]) -> None:

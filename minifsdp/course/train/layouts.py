@@ -20,16 +20,18 @@ PARTS: dict[str, tuple[str, type]] = {
     "tp": ("tensor", TensorParallel),
 }
 """By axis, what divides something on it in a recipe."""
+DIVIDES = {"sequence": "tp", "attention": "cp", "zigzag": "cp"}
+"""By word, the axis without which it says nothing."""
 NEAREST = 3
 
 
-def recipe_of(text: str, words: Mapping[str, Any], precision: str, ranks: int | None) -> Recipe | None:
+def recipe_of(text: str, words: Mapping[str, Any], precision: str | None, ranks: int | None) -> Recipe | None:
     """The recipe of a text and of single words beside it; None: there are none.
 
     Args:
         text: as `Recipe.parse` takes it.
         words: by name, None where one is not given.
-        precision: of what is gathered and computed; "fp32" is left to the text.
+        precision: of what is gathered and computed; "fp32" is the usual one, which only contradicts another.
         ranks: as many as there are, if that is known. Data parallelism takes those that other axes leave, unless its
             size is given.
 
@@ -39,31 +41,36 @@ def recipe_of(text: str, words: Mapping[str, Any], precision: str, ranks: int | 
     given = [worded(name, value) for name, value in words.items() if value is not None and value is not False]
     if not text and not given:
         return None
-    said = [*split(text), *given, *[f"precision={precision}"] * (precision != "fp32")]
+    if several := next((word for word in given if "," in word), ""):
+        raise ValueError(f"{several}: give one word, as in --axes dp/tp; only --recipe takes several")
+    said = [*split(text), *given]
     values = dict(map(named, said))
+    if precision is not None and (precision != "fp32" or values.get("precision", precision) != precision):
+        said.append(f"precision={precision}")
     others = prod(int(values[axis]) for axis in PARTS if axis != "dp" and values.get(axis, "").isdecimal())
-    if ranks and others and ranks % others == 0:
+    if ranks is not None and ranks > 0 < others and ranks % others == 0:
         said += [f"dp={ranks // others}"] * ("dp" not in values)
     recipe = Recipe.parse(",".join(said))
-    for word, axis in (("sequence", "tp"), ("attention", "cp")):
-        if word in values and recipe.mesh.size(axis) == 1:
-            raise ValueError(f"{worded(word, words.get(word))} has no effect with {axis}=1: give --{axis}")
+    for word, (name, _) in zip(said, map(named, said), strict=True):
+        if (axis := DIVIDES.get(name)) and recipe.mesh.size(axis) == 1:
+            raise ValueError(f"{word} has no effect with {axis}=1: give --{axis}")
     return recipe
 
 
-def check_goes(recipe: Recipe, ranks: int, model: Model, batch: int, accumulate: int) -> None:
+def check_goes(recipe: Recipe, ranks: int, model: Model, beside: Callable[[Recipe], str]) -> None:
     """
+    Args:
+        beside: why the run's other settings do not go with a recipe; empty: they do.
+
     Raises:
-        ValueError: so many ranks, the model or the batch cannot be divided so; the message has the nearest layouts that
-            go.
+        ValueError: so many ranks or the model cannot be divided so, or other settings do not go with it; the message
+            has the nearest layouts that go.
     """
 
     def fault_of(other: Recipe) -> str:
         if other.mesh.ranks != ranks:
             return f"these are {other.mesh.ranks} ranks, and there are {ranks}"
-        parts = other.mesh.dp * other.micro_batches * accumulate
-        uneven = f"--batch {batch} is no multiple of {parts}: give one" if batch % parts else ""
-        return fault(model, other) or uneven
+        return fault(model, other) or beside(other)
 
     if found := fault_of(recipe):
         raise ValueError(f"{recipe}: {found}; layouts that go: {cures(recipe, ranks, lambda it: not fault_of(it))}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from minifsdp.course.train.settings import TrainSettings
 from minifsdp.instruments import plots
@@ -73,8 +73,9 @@ def summary(record: dict[str, Any]) -> Table:
     settings = record["settings"]
     peaks = [peak for peak in record["peak_bytes"] if peak is not None]
     loss = record["final_loss"]
+    what = (settings["recipe"] or settings["strategy"]).replace(",", ", ")  # whose lines may be broken at spaces
     headings = (
-        "recipe" if settings["recipe"] else "strategy",
+        Column("recipe" if settings["recipe"] else "strategy", min_width=max(map(len, what.split()))),
         "ranks",
         "precision",
         "steps",
@@ -87,7 +88,7 @@ def summary(record: dict[str, Any]) -> Table:
     )
     begun = f"{record['begun_at_step']} + " if record["begun_at_step"] else ""
     table.add_row(
-        settings["recipe"] or settings["strategy"],
+        what,
         str(settings["ranks"]),
         settings["precision"],
         f"{begun}{settings['steps'] - record['begun_at_step']}",

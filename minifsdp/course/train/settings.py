@@ -18,7 +18,7 @@ from minifsdp.course.ladder.data import Corpus
 from minifsdp.course.ladder.outline import count_elements, outline
 from minifsdp.course.train.layouts import check_goes
 from minifsdp.fsdp import BackwardPrefetch, ShardingStrategy
-from minifsdp.gpt import GPT
+from minifsdp.gpt import GPT, usual_heads
 from minifsdp.instruments.system.resources import check_counts, check_seed
 from minifsdp.mesh import Mesh
 from minifsdp.recipe import Recipe
@@ -55,7 +55,7 @@ PREFETCHES = {"none": None, "pre": BackwardPrefetch.BACKWARD_PRE, "post": Backwa
 
 # These define the training task and are fixed by a checkpoint. All other settings may change at every start.
 TASK = ("layers", "width", "heads", "context", "batch", "lines", "seed", "lr", "precision")
-NEW = {"heads": None, "lines": False}  # what checkpoints without these were trained with
+NEW = {"heads": None, "lines": False}  # what checkpoints without these were trained with; None: the usual number
 COUNTS = ("accumulate", "replicas", "ranks", "layers", "width", "context", "batch", "steps", "every", "keep")
 SIZES_OF_RECIPES = {"layers": 8, "width": 176, "context": 48, "batch": 16}
 """The usual sizes with a recipe, which any layout of eight ranks divides: a checkpoint of one goes on as another."""
@@ -116,6 +116,11 @@ class TrainSettings:
         return {"width": self.width, "layers": self.layers, "heads": self.heads, "context": self.context}
 
     @property
+    def task(self) -> dict[str, Any]:
+        """The settings that a checkpoint fixes."""
+        return task_of({name: getattr(self, name) for name in TASK})
+
+    @property
     def mesh(self) -> Mesh:
         """The ranks and their axes."""
         if self.recipe is not None:
@@ -144,7 +149,7 @@ class TrainSettings:
         self._check_combinations()
         self._check_ranks()
         if self.recipe is not None:
-            check_goes(self.recipe, self.ranks, sizes_of(outline(**self.shape)), self.batch, self.accumulate)
+            check_goes(self.recipe, self.ranks, sizes_of(outline(**self.shape)), self.fault_beside)
         corpus = data.load_text(self.data)
         data.batches(corpus, self.batch, self.context, self.seed, 0)
         return corpus
@@ -158,10 +163,10 @@ class TrainSettings:
         """
         values = {name: value for name, value in given.items() if value is not None}
         if recipe is None:
-            settings = cls(ranks=ranks or cls.ranks, **values)
+            settings = cls(ranks=cls.ranks if ranks is None else ranks, **values)
         else:
             precision = recipe.data.precision if recipe.data else "fp32"
-            own = {"recipe": recipe, "ranks": ranks or recipe.mesh.ranks, "precision": precision}
+            own = {"recipe": recipe, "ranks": recipe.mesh.ranks if ranks is None else ranks, "precision": precision}
             settings = cls(**{**SIZES_OF_RECIPES, **values, **own})
             if "strategy" in values:
                 raise ValueError(
@@ -255,11 +260,29 @@ class TrainSettings:
         for name, cure in RECIPES_LACK.items():
             if getattr(self, name) != getattr(usual, name):
                 raise ValueError(f"{_option(name)} has no effect on {recipe}: {cure}")
+        if found := self._micro_batches_beside(recipe):
+            raise ValueError(found)
+
+    def fault_beside(self, recipe: Recipe) -> str:
+        """Why these settings do not go with a recipe that divides the model, with the cure; empty: they do."""
+        parts = recipe.mesh.dp * recipe.micro_batches * self.accumulate
+        uneven = f"--batch {self.batch} is no multiple of {parts}: give one" if self.batch % parts else ""
+        return self._micro_batches_beside(recipe) or uneven
+
+    def _micro_batches_beside(self, recipe: Recipe) -> str:
         if recipe.pipeline is not None and self.accumulate > 1:
-            raise ValueError(f"--accumulate {self.accumulate} with pp: these are micro-batches; give --micro instead")
+            return f"--accumulate {self.accumulate} with pp: these are micro-batches; give --micro instead"
         data = recipe.data
         if self.no_sync and not (data and (data.shards_parameters or (data.kind, data.when) == ("ddp", "overlap"))):
-            raise ValueError(f"--no-sync has no effect on {recipe}: only ddp, fsdp and fsdp2 can put off a reduction")
+            return f"--no-sync has no effect on {recipe}: only ddp, fsdp and fsdp2 can put off a reduction"
+        return ""
+
+
+def task_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that fix a training task, of any version, with the number of heads that was chosen for them."""
+    all_given = {**NEW, **settings}
+    task = {name: all_given[name] for name in TASK}
+    return task | {"heads": task["heads"] or usual_heads(task["width"])}
 
 
 def _option(name: str) -> str:
