@@ -59,6 +59,7 @@ CLAIMS = {
     "12": ["C26"],
     "13": ["C13", "C27"],
     "14": ["C28", "C29", "C32"],
+    "15": ["C30", "C31", "C45"],
 }
 LABS = sorted({*CLAIMS, *all_labs()})
 REFERENCES = [ref for lab in LABS for ref in lab_references(lab)]
