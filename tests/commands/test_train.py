@@ -723,6 +723,13 @@ def test_usual_settings_may_be_given_or_left_out(refused, tmp_path, trained):
     assert course.check(settings, "cpu", tmp_path / "out").step == 2
 
 
+def test_many_ranks_are_refused_soon():
+    begun = time.process_time()
+    with pytest.raises(ValueError, match="no multiple of 99999999"):
+        TrainSettings.asked_for(recipe_of("zero=1", {}, None, 99999999), 99999999, {"steps": 1}).check()
+    assert time.process_time() - begun < 5
+
+
 def test_the_layouts_that_a_refusal_names_go(refused):
     for options in (
         ["--tp=3", "--ranks=2", "--accumulate=2"],
@@ -758,6 +765,13 @@ def test_a_mesh_is_drawn_before_it_trains(tmp_path):
     record = json.loads((tmp_path / "train.json").read_text())
     assert record["settings"]["recipe"] == "pp=2,tp=2"
     assert len(record["losses"]) == 1
+
+
+def test_bytes_are_counted_where_two_axes_share_rows_unevenly(tmp_path):
+    """257 tokens by 2 ranks, and these by 4: torch cannot view such a DTensor."""
+    words = ["--layers=1", "--width=8", "--context=8", "--batch=8", "--steps=1", "--device=cpu", f"--out={tmp_path}"]
+    assert commands_in_forks.minifsdp("train", *words, "--dp=4", "--tp=2", "--zero=3").returncode == 0
+    assert all(json.loads((tmp_path / "train.json").read_text())["peak_bytes"])
 
 
 def test_a_long_recipe_is_shown_whole():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from math import log2, prod
+from math import isqrt, log2, prod
 from typing import Any
 
 from minifsdp.cost.faults import fault
@@ -119,8 +119,7 @@ def _factored(number: int, names: list[str]) -> Iterator[dict[str, int]]:
     if len(names) == 1:
         yield {names[0]: number}
         return
-    for size in range(1, number + 1):
-        if number % size == 0:
-            for rest in _factored(number // size, names[1:]):
-                assert prod(rest.values()) * size == number
-                yield {names[0]: size, **rest}
+    small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
+    for size in sorted({*small, *(number // size for size in small)}):
+        for rest in _factored(number // size, names[1:]):
+            yield {names[0]: size, **rest}

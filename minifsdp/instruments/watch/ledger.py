@@ -37,7 +37,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from unittest.mock import patch
 
-from torch import Tensor, UntypedStorage, empty, nn
+from torch import Tensor, UntypedStorage, empty, enable_grad, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 
@@ -230,7 +230,7 @@ class Ledger:
             handle.remove()
             self._tag_grad(leaf)
 
-        handle = get_gradient_edge(leaf).node.register_hook(tag)  # not stored: the node keeps the leaf alive
+        handle = _node_of(leaf).register_hook(tag)  # not stored: the node keeps the leaf alive
         if len(handle.hooks_dict_ref() or ()) < 2:  # no hooks, or not run: torch's FSDP2 calls leaves' hooks itself
             tag()
 
@@ -277,6 +277,17 @@ def _torch_optimizers(optimizer: Any) -> Iterator[Optimizer]:
         if isinstance(optimizer, Optimizer):
             yield optimizer
         optimizer = getattr(optimizer, "inner", getattr(optimizer, "optimizer", None))
+
+
+def _node_of(leaf: Any) -> Any:
+    """The node that accumulates a leaf's gradient.
+
+    torch's `get_gradient_edge` makes a view, which fails for a DTensor whose rows two axes share unevenly.
+    """
+    if not hasattr(leaf, "to_local"):
+        return get_gradient_edge(leaf).node
+    with enable_grad():
+        return leaf.to_local().grad_fn.next_functions[0][0]
 
 
 def _updated_by(optimizer: Optimizer) -> list[Tensor]:
