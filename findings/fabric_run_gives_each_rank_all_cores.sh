@@ -4,13 +4,14 @@
 # Seen: Fabric().launch() gives each rank cores / 2 threads; `fabric run` sets OMP_NUM_THREADS to all cores for each of
 #   them. On two cores, two ranks then compute with four threads.
 #   "2 cores: OMP_NUM_THREADS of fabric run 2, of launch 1"
-# Versions: lightning-fabric 2.6.6, torch 2.13.0 on CPU, Python 3.11, Linux, two cores or more; run on 2026-11-29.
+# Versions: lightning-fabric 2.6.6, click 8.5.1, torch 2.13.0 on CPU, Python 3.11, Linux, two cores or more;
+#   run on 2026-11-29.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 unset OMP_NUM_THREADS
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet lightning-fabric==2.6.6 torch==2.13.0 numpy==2.4.6
+"$folder/venv/bin/pip" install --quiet lightning-fabric==2.6.6 click==8.5.1 torch==2.13.0 numpy==2.4.6
 cat > "$folder/case.py" <<'PY'
 import os, sys
 from lightning_fabric import Fabric
