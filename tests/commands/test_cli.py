@@ -87,7 +87,7 @@ def test_every_help_has_an_example_of_its_own(words: tuple[str, ...], printed: A
 COMPLETED = {
     "minifsdp la": ["ladder", "lab"],
     "minifsdp lab re": ["reveal"],
-    "minifsdp lab start 1": ["10a", "10b", "11", "12", "13", "14"],
+    "minifsdp lab start 1": ["10a", "10b", "11", "12", "13", "14", "15"],
     "minifsdp lab hint 5.": [f"5.{number}" for number in range(1, 7)],
     "minifsdp ladder --ra": ["--ranks"],
     "minifsdp ladder --rungs ddp,z": ["ddp,zero1", "ddp,zero2", "ddp,zb-h1"],

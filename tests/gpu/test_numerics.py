@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from on_gpu import ON_GPU, Figures, GpuChecks, Way
-from small_model import Course, assert_same, batches, make_model, my_share, sgd, step, train, whole_state
+from small_model import RATE, Course, assert_same, batches, make_model, my_share, sgd, step, train, whole_state
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchsFsdp
 from torch.distributed.fsdp import MixedPrecision as TorchsPrecision
@@ -60,7 +60,7 @@ def one_process(take: Callable[[Trainer, Batch], Tensor] = step) -> Course:
 
 @check(rung=list(RUNGS))
 def every_rung_trains_as_one_process_with_sgd(rung: str) -> Figures:
-    with patch.multiple(build, AdamW=torch.optim.SGD, LEARNING_RATE=0.1):
+    with patch.object(build, "AdamW", torch.optim.SGD), patch.object(build.build, "__defaults__", (RATE,)):
         course = train(RUNGS[rung].build(make_model(), 2))
     found = assert_same(course, one_process(), LOSSES, PARAMETERS)
     return {f"numerics.{rung}.{name}": value for name, value in found.items()}
