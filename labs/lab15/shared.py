@@ -1,4 +1,4 @@
-"""What several exercises of lab 15 share."""
+"""Values and comparisons that several exercises of lab 15 share."""
 
 from functools import partial
 

@@ -119,7 +119,10 @@ def messages(model: Model, recipe: Recipe, rank: int, setting: Setting, hosts: H
 
 
 def wire(kind: Message, ranks: int) -> float:
-    """Bytes that each of so many ranks sends for a message, by a ring."""
+    """Bytes that each of so many ranks sends for a message, by a ring.
+
+    The log has the same formula (minifsdp/calls.py), but a prediction shares no code with what it predicts.
+    """
     share = (ranks - 1) / ranks
     shares = {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "all_to_all": share}
     return shares.get(kind.op, 1.0) * kind.payload

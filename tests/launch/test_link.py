@@ -83,11 +83,15 @@ def test_a_link_is_read_from_text_in_usual_units(text: str, latency: float, band
     ],
 )
 def test_bad_text_is_refused_in_one_line_that_names_what_and_shows_how(text: str, says: str) -> None:
+    check_refused(parse_link, text, says, "latency=200us,bandwidth=1GB/s")
+
+
+def check_refused(parse: Callable[[str], object], text: str, says: str, shows: str) -> None:
     with pytest.raises(ValueError, match="bad link") as caught:
-        parse_link(text)
+        parse(text)
     message = str(caught.value)
     assert says in message
-    assert "latency=200us,bandwidth=1GB/s" in message
+    assert shows in message
     assert "\n" not in message
 
 
@@ -114,12 +118,7 @@ def test_two_links_are_read_from_text_and_one_as_before() -> None:
     ],
 )
 def test_bad_text_of_two_links_is_refused_in_one_line(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match="bad link") as caught:
-        parse_links(text)
-    message = str(caught.value)
-    assert says in message
-    assert "inside=5us@10GB/s,across=200us@1GB/s,host=4" in message
-    assert "\n" not in message
+    check_refused(parse_links, text, says, "inside=5us@10GB/s,across=200us@1GB/s,host=4")
 
 
 def test_a_message_takes_latency_plus_wire_bytes_over_bandwidth() -> None:

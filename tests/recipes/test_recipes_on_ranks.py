@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
-from itertools import product
-from math import prod
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp as torch_fsdp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from layouts import every_layout
 from on_ranks import Checks
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -216,15 +215,7 @@ def holds_and_sends_what_is_predicted(
     return trainer
 
 
-EVERY_ON_EIGHT = tuple(
-    ",".join(f"{axis}={size}" for axis, size in zip(("pp", "dp", "cp", "tp"), sizes, strict=True) if size > 1) + zero
-    for sizes in product((1, 2, 4, 8), repeat=4)
-    if prod(sizes) == 8
-    for zero in ((",zero=1", ",zero=3") if sizes[1] * sizes[2] > 1 else ("",))
-)
-
-
-@check(ranks=8, recipe=EVERY_ON_EIGHT, slow=(8,))
+@check(ranks=8, recipe=every_layout(8), slow=(8,))
 def every_layout_holds_and_sends_what_is_predicted(recipe: str) -> None:
     """With a layer, and a head, for each rank."""
     with pytest.MonkeyPatch.context() as patch:

@@ -5,13 +5,13 @@ Each piece of a value is compared with the same part of what one process has, af
 
 from __future__ import annotations
 
-from itertools import combinations, product
-from math import prod
+from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from layouts import every_layout
 from on_ranks import Checks, shared_folder
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, load, save
@@ -94,17 +94,6 @@ ON_EIGHT = (
     *("pp=2,dp=2,tp=2,zero=1,sequence", "pp=4,dp=1,tp=2", "dp=8,zero=3", "pp=2,cp=2,tp=2,zero=3", "dp=4,tp=2"),
     *("pp=2,dp=2,tp=2,zero=3,axes=dp/tp/pp", "tp=8", "cp=8,zero=1", "pp=4,dp=2,data=fsdp", "dp=4,cp=2,replicate=2"),
 )
-
-
-def every_layout(ranks: int) -> list[str]:
-    """Over four axes; with ZeRO-1 and with FSDP2, where there is something to shard."""
-    sizes = [each for each in product((1, 2, 4, 8), repeat=4) if prod(each) == ranks]
-    words = [
-        ",".join(f"{axis}={size}" for axis, size in zip(("pp", "dp", "cp", "tp"), each, strict=True) if size > 1)
-        for each in sizes
-    ]
-    shards = [(",zero=1", ",zero=3") if "dp" in word or "cp" in word else ("",) for word in words]
-    return [word + zero for word, either in zip(words, shards, strict=True) for zero in either]
 
 
 A_PAIR_OF_AXES_EACH = (

@@ -171,7 +171,7 @@ def _step(trainer: Trainer, rows: torch.Tensor, links: EmulatedLink | HostLinks,
 
 
 def misranked(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each two orders of which the one that is predicted to be faster was not."""
+    """One line for each pair of orders that the prediction ranks the wrong way round."""
     lines = []
     for one, other in combinations(rows, 2):
         fast, slow = sorted((one, other), key=lambda row: float(row["predicted"]))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from minifsdp.course.train import Request
 
 DEFAULT = TrainSettings()
+SETTINGS = [each.name for each in fields(TrainSettings) if each.name not in ("recipe", "ranks")]
+WORDS = (*("pp", "dp", "cp", "tp", "replicate", "axes", "zero"), *("sequence", "order", "stages", "micro", "attention"))
+"""The options that are words of a recipe."""
 
 app = new_app()
 APPS = {"train": app}
@@ -92,9 +96,7 @@ def train(
     ] = None,
     cp: Annotated[int | None, typer.Option("--cp", help="Ranks of the context axis, which divide sequences.")] = None,
     tp: Annotated[int | None, typer.Option("--tp", help="Ranks of the tensor axis, which divide layers.")] = None,
-    zero: Annotated[
-        str | None, typer.Option(help="What data-parallel ranks shard: 0 to 3, of which 3 is FSDP2.")
-    ] = None,
+    zero: Annotated[str | None, typer.Option(help="ZeRO stage of the data axis: 0 to 3; 3 is FSDP2.")] = None,
     replicate: Annotated[int | None, typer.Option(help="Copies of the shards (HSDP), a divisor of --dp.")] = None,
     sequence: Annotated[bool, typer.Option("--sequence", help="Sequence parallelism, with --tp.")] = False,
     order: Annotated[str | None, typer.Option(help=f"Of a pipeline: {_choices(ORDERS)}")] = None,
@@ -158,41 +160,13 @@ def train(
 
     Example: minifsdp train --pp 2 --dp 2 --tp 2 --zero 1 --checkpoint runs/one --every 20; later, add --resume
     """
+    options = locals()
     from minifsdp.course import train as course
 
-    words = {"pp": pp, "dp": dp, "cp": cp, "tp": tp, "replicate": replicate, "axes": axes, "zero": zero}
-    words |= {"sequence": sequence, "order": order, "stages": stages, "micro": micro, "attention": attention}
-    given: dict[str, Any] = {
-        "strategy": strategy,
-        "precision": precision,
-        "forward_prefetch": forward_prefetch,
-        "backward_prefetch": backward_prefetch,
-        "limit": limit,
-        "accumulate": accumulate,
-        "no_sync": no_sync,
-        "offload": offload,
-        "replicas": replicas,
-        "layers": layers,
-        "width": width,
-        "heads": heads,
-        "context": context,
-        "batch": batch,
-        "lines": lines,
-        "steps": steps,
-        "lr": lr,
-        "seed": seed,
-        "data": data,
-        "checkpoint": checkpoint,
-        "every": every,
-        "keep": keep,
-        "resume": resume,
-        "auto_resume": auto_resume,
-        "ledger": ledger,
-        "time_limit": time_limit,
-    }
     try:
         ranks = ranks_asked_for(ranks, None)
-        settings = TrainSettings.asked_for(recipe_of(recipe, words, precision, ranks), ranks, given)
+        asked_for = recipe_of(recipe, {word: options[word] for word in WORDS}, precision, ranks)
+        settings = TrainSettings.asked_for(asked_for, ranks, {name: options[name] for name in SETTINGS})
         request = course.check(settings, device, out, share_gpu)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
         fail(str(error), code=2)

@@ -87,7 +87,7 @@ def draw(corpus: Corpus, batch: int, context: int, generator: torch.Generator) -
 
 
 def up_to_line_ends(batch: Batch) -> Batch:
-    """The same sequences, of which only the tokens up to the end of the first line count: some have none."""
+    """The same sequences, each counted up to the end of its first line only: some have no token that counts."""
     tokens, targets = batch
     is_over = (tokens == ord("\n")) | (tokens == END_OF_TEXT)
     return tokens, targets.masked_fill(is_over.cumsum(1) > 0, IGNORED)

@@ -1,4 +1,4 @@
-"""TrainSettings of a training run, and their validation."""
+"""Settings of a training run, and their validation."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SIZES_OF_RECIPES = {"layers": 8, "width": 176, "context": 48, "batch": 16}
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """TrainSettings of `minifsdp train`; see its --help.
+    """Settings of `minifsdp train`; see its --help.
 
     Attributes:
         recipe: what is divided on each axis; None: `strategy` says it.
