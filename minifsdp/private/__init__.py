@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from traceback import walk_stack
 from types import FrameType
+from operator import attrgetter
 from typing import Any
 from unittest.mock import patch
 
@@ -255,14 +256,11 @@ def split_copy(rows: Tensor, sizes: list[int], out: list[Tensor]) -> None:
     torch.split_with_sizes_copy(rows, sizes, dim=1, out=out)
 
 
-def has_storage(tensor: Tensor) -> bool:
-    """True if it has a storage: a sparse tensor has none."""
-    return torch._C._has_storage(tensor)
+has_storage: Callable[[Tensor], bool] = torch._C._has_storage
+"""True of a tensor that has a storage: a sparse one has none."""
 
-
-def identity(storage: UntypedStorage) -> int:
-    """A number for the memory behind it; torch may make several Python objects for one."""
-    return int(storage._cdata)
+identity: Callable[[UntypedStorage], int] = attrgetter("_cdata")
+"""A number for the memory behind a storage; torch may make several Python objects for one."""
 
 
 def schema_of(operator: Any) -> Any:

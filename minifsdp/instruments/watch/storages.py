@@ -125,7 +125,7 @@ class Books:
     def _has_changed(self, storage: UntypedStorage, name: str, given: Any) -> bool:
         if entry := self._entries.get(identity(storage)):
             return entry.nbytes != storage.nbytes()
-        return name == "aten::lift_fresh" or not _is_in(storage, given)  # torch.tensor passes new storage through it
+        return name == "aten::lift_fresh" or identity(storage) not in map(identity, storages_in(given))  # torch.tensor passes new storage through it
 
     def _tell(self) -> None:
         for listen in self.listeners:
@@ -235,23 +235,17 @@ def garbage_collected_by_us() -> Iterator[None]:
 
 def storages_in(given: Any) -> list[UntypedStorage]:
     """The storages in an operator's inputs or outputs."""
-    if type(given) is Tensor:  # what most operators return
-        return [given.untyped_storage()] if given.device.type != "meta" and has_storage(given) else []
     found: list[UntypedStorage] = []
-    for leaf in leaves_in(given):
-        if isinstance(leaf, Tensor):
-            if type(leaf) not in _PLAIN and is_traceable_wrapper_subclass(leaf):
-                # a DTensor's storage is that of its local tensor
-                found += storages_in([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
-            elif leaf.device.type != "meta" and has_storage(leaf):  # sparse tensors have no storage
-                found.append(leaf.untyped_storage())
-        elif isinstance(leaf, UntypedStorage):
-            found.append(leaf)
+    for leaf in (given,) if type(given) in _PLAIN else leaves_in(given):
+        if type(leaf) not in _PLAIN and not isinstance(leaf, Tensor):
+            if isinstance(leaf, UntypedStorage):
+                found.append(leaf)
+        elif type(leaf) not in _PLAIN and is_traceable_wrapper_subclass(leaf):
+            # a DTensor's storage is that of its local tensor
+            found += storages_in([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
+        elif not leaf.is_meta and has_storage(leaf):  # sparse tensors have no storage
+            found.append(leaf.untyped_storage())
     return found
-
-
-def _is_in(storage: UntypedStorage, given: Any) -> bool:
-    return any(identity(each) == identity(storage) for each in storages_in(given))
 
 
 def leaves_in(given: Any) -> list[Any]:
