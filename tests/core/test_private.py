@@ -616,7 +616,7 @@ def gloo_group() -> None:
     dist.new_group([1, 2])  # rank 0 is in one group fewer
     store = dist.PrefixStore("test", private.base_store_of(dist.group.WORLD))
     rank = dist.get_rank()
-    group = private.gloo_group(store, rank, 3, datetime.timedelta(seconds=7))
+    group = private.gloo_group(store, rank, 3, datetime.timedelta(seconds=60))
     number = torch.tensor([rank])
     dist.broadcast(number, group=group, group_src=2)
     assert number.item() == 2
