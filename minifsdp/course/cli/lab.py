@@ -23,7 +23,7 @@ from minifsdp.instruments.warm.client import server
 
 GIB = 2**30
 HERE = Path()
-HELP = """Copy one of the labs 00 to 14, check answers, get hints, see your progress.
+HELP = """Copy one of the labs 00 to 15, check answers, get hints, see your progress.
 
 Example: minifsdp lab start 00
 """
