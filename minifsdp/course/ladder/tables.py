@@ -61,15 +61,15 @@ def _differences(rung: dict[str, Any]) -> list[str]:
 
 def _cost(record: dict[str, Any]) -> Table:
     caption = "bytes sent: by the ring's formula; time: the median of steps without instruments"
+    caption += f"\nthe last loss of one process: {record['reference_losses'][-1]:.4f}"
     pipelines = any("bubble" in rung for rung in record["rungs"])
     if pipelines:
         caption += "\nbubble: idle share of the whole step, if every action took its median time"
     table = plain_table("Cost of a step", caption)
     operations = list(dict.fromkeys(op for rung in record["rungs"] for op in rung["collectives"] if op != "recv"))
     headings = [{"broadcast": "broad-\ncast"}.get(op, op.replace("_", "-\n")) for op in operations]
-    differs = "differs" if pipelines else "difference"  # the one table of 12 columns
     hidden = "bubble,\nformula" if pipelines else "overlap"
-    for heading in (*headings, "MiB\nsent", hidden, "step\nms", "last\nloss", f"{differs}\nfrom one\nprocess"):
+    for heading in (*headings, "MiB\nsent", hidden, "step\nms", "difference\nfrom one\nprocess"):
         table.add_column(heading, justify="right", no_wrap=True)
     for rung in record["rungs"]:
         calls = rung["collectives"]
@@ -80,7 +80,6 @@ def _cost(record: dict[str, Any]) -> Table:
             f"{sum(total['wire'] for total in calls.values()) / MIB:.2f}",
             _bubble(rung) if pipelines else _hidden(rung),
             _milliseconds(median(rung["step_seconds"])),
-            f"{rung['losses'][-1]:.4f}",
             f"{worst:.0e}",
         )
     return table
