@@ -101,8 +101,9 @@ def _figure(known: Mapping[str, Draw], name: str, says: str) -> str:
 
 def _rung(name: str, where: str = "") -> str:
     """Marp's header, with a ladder's rungs as a strip: on the rung `name`, or `where`, "towards" or "after" it."""
-    ladders = zip(("", "second ladder, ", "third ladder, ", "fourth ladder, "), AXES.values(), strict=True)
-    ladder, rungs = next((words, axis.rungs) for words, axis in ladders if name in axis.rungs)
+    words = ("", "second ladder, ", "third ladder, ", "fourth ladder, ")  # `all` has rungs of these
+    ladders = zip(words, AXES.values(), strict=False)
+    ladder, rungs = next((which, axis.rungs) for which, axis in ladders if name in axis.rungs)
     at = list(rungs).index(name)
     reached = at + (where != "towards")
     strip = "".join(f'<i class="{"done" if each < reached else "ahead"}"></i>' for each in range(len(rungs)))

@@ -96,7 +96,7 @@ def test_bytes_are_as_predicted_on_every_rank(record):
 
 
 def test_peaks_are_bounded_on_every_rank(record):
-    assert_peaks_are_bounded_on_every_rank(settings_on(record["ranks"]), record)
+    assert_peaks_are_bounded_on_every_rank(record)
 
 
 def test_the_closed_form_is_of_the_ranks_world_not_of_the_machines_gpus(monkeypatch):
@@ -233,6 +233,8 @@ def test_files_are_whole_and_of_this_run(tmp_path):
         (["--out", "short.txt"], "--out short.txt cannot be written"),
         (["--out", "short.txt/below"], "--out short.txt/below cannot be written"),
         (["--colour", "red"], "--colour"),
+        (["--axis", "all", "--batch", "12"], "--batch 12 cannot be shared equally by 16 micro-batches"),  # of 8 ranks
+        (["--axis", "3d", "--batch", "12"], "--batch 12 cannot be shared equally by 8 ranks"),
         (["--heads", "0"], "--heads 0: must be at least 1"),
         (["--axis", "sequence"], "--axis: there is no 'sequence'; there are data, tensor, pipeline"),
         (["--axis", "tensor", "--rungs", "fsdp"], "--rungs: there is no 'fsdp'; there are ddp, tp, tp-sp"),

@@ -17,7 +17,9 @@ from other_ladders import (
     record_in,
 )
 
+from minifsdp.course.cli.ladder import _files as files_of
 from minifsdp.course.ladder import run as ladder
+from minifsdp.course.ladder.axes import AXES
 from minifsdp.course.ladder.measure import Settings
 from minifsdp.recipe import MICROS, Recipe
 
@@ -91,12 +93,18 @@ def test_bytes_by_axis_are_as_predicted_on_every_rank(record: dict[str, Any]) ->
         assert rung["sent"] == rung["predicted_sent"], rung["name"]
 
 
-def test_peaks_are_bounded_on_every_rank(run: tuple[ladder.Request, Path], record: dict[str, Any]) -> None:
-    assert_peaks_are_bounded_on_every_rank(run[0].settings, record)
+def test_peaks_are_bounded_on_every_rank(record: dict[str, Any]) -> None:
+    assert_peaks_are_bounded_on_every_rank(record)
 
 
 def test_the_table_fits_and_ticks(record: dict[str, Any]) -> None:
     assert_the_table_fits_and_ticks(record)
+
+
+def test_the_command_names_the_files_that_are_there(run: tuple[ladder.Request, Path], record: dict[str, Any]) -> None:
+    request, out = run
+    line = files_of(request, record["rungs"])
+    assert all(path.name in line for path in out.iterdir() if not path.name.startswith("trace-"))
 
 
 # Tensor parallelism
@@ -224,6 +232,13 @@ def test_what_cannot_be_is_refused_before_it_starts(given: Any, words: str, tmp_
 
 
 # Three axes, and recipes
+
+
+@of_axis("3d")
+def test_the_table_has_room_for_the_longest_name_of_any_ladder(record: dict[str, Any]) -> None:
+    """This one has the most columns."""
+    name = max((name for axis in AXES.values() for name in axis.rungs), key=len)
+    assert_the_table_fits_and_ticks(record | {"rungs": [record["rungs"][1] | {"name": name}]})
 
 
 @of_axis("3d")

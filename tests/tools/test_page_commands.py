@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,7 +12,9 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
+from PIL import Image, ImageSequence
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "labs" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -83,13 +86,35 @@ def test_programs(code: Code, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("picture", ["memory.gif", "memory.png"])
 def test_pictures_are_what_the_ladder_draws_today(picture: str, ladder: Path) -> None:
-    assert (ladder / picture).read_bytes() == (ROOT / "docs" / "images" / picture).read_bytes()
+    """But for a few pixels: gloo's thread may drop a message a moment later, when a buffer has been freed meanwhile."""
+    drawn, shown = frames(ladder / picture), frames(ROOT / "docs" / "images" / picture)
+    assert len(drawn) == len(shown)
+    for one, other in zip(drawn, shown, strict=True):
+        assert one.shape == other.shape
+        assert np.mean((one != other).any(axis=-1)) < 1e-4
+
+
+def test_pages_have_the_peaks_of_today(ladder: Path) -> None:
+    record = json.loads((ladder / "ladder.json").read_text())
+    peaks = {rung["name"]: max(rank["peak"] for rank in rung["bytes"]) / 2**20 for rung in record["rungs"]}
+    most, least = (extreme(peaks, key=lambda name: peaks[name]) for extreme in (max, min))
+    words = f"from {peaks[most]:.1f} MiB with {most} to {peaks[least]:.1f} MiB with {least}]"
+    assert words in (ROOT / "README.md").read_text()
+    said = re.findall(r"([\d.]+)\sMiB\swith\s`([\w-]+)`", (ROOT / "docs" / "code.md").read_text())
+    assert [(f"{peaks[name]:.1f}", name) for _, name in said] == said
+    assert len(said) == 6
+
+
+def frames(picture: Path) -> list[np.ndarray]:
+    """Colours of all pixels of a picture's frames."""
+    with Image.open(picture) as image:
+        return [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)]
 
 
 @pytest.fixture(scope="module")
 def ladder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ladder")
-    command = [Path(sys.executable).with_name("minifsdp"), "ladder", "--ranks", "4", "--steps", "1", "--device", "cpu"]
+    command = [Path(sys.executable).with_name("minifsdp"), "ladder", "--axis", "all", "--steps", "1", "--device", "cpu"]
     subprocess.run([*command, "--out", out], check=True, capture_output=True)
     return out
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from minifsdp.comm import Call
-from minifsdp.course.ladder.rungs import RUNGS as RUNGS_OF_THE_LADDER
+from minifsdp.course.ladder.axes import AXES
 from minifsdp.course.workshop import yours
 from minifsdp.instruments import plots
 from minifsdp.instruments.machine import Block, Hardware, Program, Run, Segment, measured, replay
@@ -43,7 +44,7 @@ MIB = 2**20
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def rung(name: str, scale: int) -> dict[str, Any]:
+def rung(name: str, scale: int, group: str = "data parallel") -> dict[str, Any]:
     """Parameters, an unsharded unit that comes and goes, gradients that stay; peak 8, 9, 10, ... MiB."""
     tags = {tag: [0, 0, 0, 0] for tag in TAG_COLOURS}
     tags["parameters"] = [4 * MIB * scale] * 4
@@ -53,9 +54,12 @@ def rung(name: str, scale: int) -> dict[str, Any]:
     highest = {"unsharded_peak": 3 * MIB * scale, "gradients_peak": MIB * scale}
     return {
         "name": name,
+        "adds": f"what {name} adds",
+        "group": group,
         "curve": {"tags": tags, "marks": [[0, "forward"], [2, "backward"], [3, "optimizer"]]},
         "bytes": [held | highest | {"peak": 8 * MIB * scale}, held | highest | {"peak": 7 * MIB * scale}],
         "predicted": [held | highest, held | highest],
+        "peak_at_most": [9 * MIB * scale, 8 * MIB * scale],
     }
 
 
@@ -92,17 +96,17 @@ def test_all_pictures_are_there_and_none_of_them_is_imported_before_it_is_asked_
 
 
 def test_a_panel_for_each_rung_and_one_for_each_quantity(memory: Figure) -> None:
-    *panels, peaks, _, _, _ = memory.axes
+    peaks, panels = memory.axes[0], memory.axes[4:]
     assert [panel.get_title(loc="left") for panel in panels] == ["ddp", "zero2", "fsdp"]
     assert [label.get_text() for label in peaks.get_yticklabels()] == ["ddp", "zero2", "fsdp"]
-    assert {axes.get_ylim() for axes in memory.axes[3:]} == {peaks.get_ylim()}, "the names are those of all bars"
+    assert {axes.get_ylim() for axes in memory.axes[:4]} == {peaks.get_ylim()}, "the names are those of all bars"
     assert peaks.yaxis_inverted(), "the first rung is on top"
     assert len({panel.get_ylim() for panel in panels}) == 1  # to be compared, all must have one axis
     assert panels[0].get_ylim()[1] > 24  # which holds the highest
 
 
 def test_curves_are_stacked_by_tag_in_the_courses_order_and_colours(memory: Figure) -> None:
-    for panel, given in zip(memory.axes, RUNGS, strict=False):
+    for panel, given in zip(memory.axes[4:], RUNGS, strict=True):
         assert [to_hex(area.get_facecolor()[0]).upper() for area in panel.collections] == list(TAG_COLOURS.values())
         bottom = np.zeros(4)
         for area, tag in zip(panel.collections, TAG_COLOURS, strict=True):
@@ -116,13 +120,14 @@ def test_curves_are_stacked_by_tag_in_the_courses_order_and_colours(memory: Figu
 
 
 def test_bars_are_the_peaks_by_tag_and_diamonds_the_predictions(memory: Figure) -> None:
-    peaks, *predicted = memory.axes[-4:]
+    peaks, *predicted = memory.axes[:4]
     at_peak = [4.0, 3.0, 1.0, 0.0, 0.0, 0.0]  # the tags in order, when unsharded and gradients are both held
     at_rest, unsharded, gradients = [4.0, 1.0, 0.0], [3.0], [1.0]
     for axes, each in zip((peaks, *predicted), (at_peak, at_rest, unsharded, gradients), strict=True):
         widths = [round(patch.get_width(), 6) for patch in axes.patches]
         assert widths == [3 * w for w in each] + [2 * w for w in each] + each
-    assert [[line.get_xdata()[0] for line in axes.lines] for axes in predicted] == [[15, 10, 5], [9, 6, 3], [3, 2, 1]]
+    marks = [[line.get_xdata()[0] for line in axes.lines] for axes in (peaks, *predicted)]
+    assert marks == [[27, 18, 9], [15, 10, 5], [9, 6, 3], [3, 2, 1]], "of the peak, a bound"
     assert [text.get_text() for text in peaks.texts] == ["24.0", "16.0", "8.0"]  # of the rank that holds most
 
 
@@ -136,13 +141,42 @@ def test_any_number_of_rungs_has_room(count: int, rows: int, monkeypatch: pytest
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figure.get_layout_engine().execute(figure))
     figure = memory_figure([rung(f"rung {i}", 1) for i in range(count)], "nowhere")
     assert len(figure.axes) == count + 4
-    tops = {round(axes.get_position().y1, 2) for axes in figure.axes[:-4]}
+    tops = {round(axes.get_position().y1, 2) for axes in figure.axes[4:]}
     assert len(tops) == rows
+
+
+def test_groups_of_rungs_have_headings_and_stand_apart(tmp_path: Path) -> None:
+    rungs = [
+        rung(name, 1, group) for name, group in [("ddp", "data"), ("fsdp", "data"), ("tp", "tensor"), ("3d", "all")]
+    ]
+    frame = next(memory_frames(rungs)).axes[0]
+    for axes in (memory_figure(rungs, tmp_path / "a.png").axes[0], frame):
+        names = {
+            label.get_text(): place for place, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+        }
+        headings = {text.get_text(): text.get_position()[1] for text in axes.texts}
+        order = sorted(
+            [*names.items(), *((name, at) for name, at in headings.items() if name.isalpha())], key=itemgetter(1)
+        )
+        assert [name for name, _ in order] == ["data", "ddp", "fsdp", "tensor", "tp", "all", "3d"]
+        assert names["fsdp"] - names["ddp"] == pytest.approx(1)
+        assert names["tp"] - names["fsdp"] > 1.5
+        bars = {round(bar.get_y() + bar.get_height() / 2, 6) for bar in axes.patches if isinstance(bar, Rectangle)}
+        assert bars == {round(at, 6) for at in names.values()}
+
+
+def test_a_rung_without_a_bound_has_no_diamond_at_its_peak(tmp_path: Path) -> None:
+    """On a GPU."""
+    rungs = [each | {"peak_at_most": None} for each in RUNGS]
+    assert not memory_figure(rungs, tmp_path / "a.png").axes[0].lines
+    frame = next(memory_frames(rungs)).axes[0]
+    assert not [line for line in frame.lines if len(line.get_xdata())]
+    assert "bound" not in frame.get_title(loc="left")
 
 
 def test_the_animated_ladder_starts_with_its_end_and_then_adds_rung_after_rung(tmp_path: Path) -> None:
     scales = {"ddp": 3, "zero2": 1, "fsdp": 2}
-    rungs = [rung(name, scale) | {"adds": f"what {name} adds"} for name, scale in scales.items()]
+    rungs = [rung(name, scale) for name, scale in scales.items()]
     memory_steps(rungs, tmp_path / "a.gif")
     memory_steps(rungs, tmp_path / "b.gif")
     assert (tmp_path / "a.gif").read_bytes() == (tmp_path / "b.gif").read_bytes()
@@ -150,12 +184,16 @@ def test_the_animated_ladder_starts_with_its_end_and_then_adds_rung_after_rung(t
         assert image.n_frames == 1 + len(rungs)  # type: ignore[attr-defined]
     titles = [
         "One model, one step, 3 ways: up to 67% less memory",
-        "What ddp adds: 24.0 MiB",
-        "What zero2 adds: \N{MINUS SIGN}16.0 MiB",
-        "What fsdp adds: +8.0 MiB",
+        "ddp: 24.0 MiB",
+        "zero2: 8.0 MiB, 67% less than ddp",
+        "fsdp: 16.0 MiB, 33% less than ddp",
     ]
-    for figure, title, count, step in zip(memory_frames(rungs), titles, (3, 1, 2, 3), (None, 0, 1, 2), strict=True):
+    below = ["From 24.0 MiB with ddp to 8.0 MiB with zero2", *(f"What {name} adds" for name in scales)]
+    for figure, title, says, count, step in zip(
+        memory_frames(rungs), titles, below, (3, 1, 2, 3), (None, 0, 1, 2), strict=True
+    ):
         assert figure.get_suptitle() == title
+        assert says in [text.get_text() for text in figure.texts]
         axes = figure.axes[0]
         bars = [bar for bar in axes.patches if isinstance(bar, Rectangle) and bar.get_width() and bar.get_visible()]
         ends = {round(bar.get_y() + bar.get_height() / 2): bar.get_x() + bar.get_width() for bar in bars}
@@ -171,23 +209,33 @@ def test_the_animated_ladder_starts_with_its_end_and_then_adds_rung_after_rung(t
         assert highest == (0 if step is None else [24.0, 8.0, 16.0][step]), "the step of the rung that is added"
 
 
-def test_every_rung_s_headline_fits() -> None:
+@pytest.mark.parametrize("axis", AXES)
+def test_every_rung_s_headline_and_name_fit(axis: str) -> None:
     rungs = [
-        rung(name, scale) | {"adds": each.adds} for scale, (name, each) in enumerate(RUNGS_OF_THE_LADDER.items(), 1)
+        rung(name, 90 + scale) | {"adds": each.adds} for scale, (name, each) in enumerate(AXES[axis].rungs.items(), 1)
     ]
     for figure in memory_frames(rungs):
-        title = figure._suptitle.get_window_extent()  # type: ignore[attr-defined]
-        assert title.x1 < figure.bbox.width, figure.get_suptitle()
+        for text in figure.texts:
+            assert text.get_window_extent().x1 < figure.bbox.width, text.get_text()
+        assert min(name.get_window_extent().x0 for name in figure.axes[0].get_yticklabels()) > 0
 
 
-def test_ten_rungs_loop_in_less_than_eight_seconds(tmp_path: Path) -> None:
-    memory_steps([rung(f"rung {i}", 1) | {"adds": "more"} for i in range(10)], tmp_path / "a.gif")
+@pytest.mark.parametrize(("scales", "says"), [((2, 3), "50% more than"), ((2, 2), "as much as")])
+def test_a_headline_says_what_more_memory_is(scales: tuple[int, int], says: str) -> None:
+    *_, last = memory_frames([rung(name, scale) for name, scale in zip(("a", "b"), scales, strict=True)])
+    assert last.get_suptitle() == f"b: {8 * scales[1]:.1f} MiB, {says} a"
+
+
+def test_a_rung_is_shown_long_enough_to_be_read_and_the_first_frame_longer(tmp_path: Path) -> None:
+    memory_steps([rung(f"rung {i}", 1) for i in range(4)], tmp_path / "a.gif")
     with Image.open(tmp_path / "a.gif") as image:
         lengths = []
         for frame in range(image.n_frames):  # type: ignore[attr-defined]
             image.seek(frame)
             lengths.append(image.info["duration"])
-    assert sum(lengths) < 8000
+    first, *others = lengths
+    assert first > max(others)
+    assert all(1200 <= length <= 1500 for length in others)
 
 
 def test_a_row_for_each_rung_with_its_lanes_from_compute_down(timeline: Figure) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -11,7 +12,6 @@ import typer
 
 from minifsdp.course.cli.common import (
     DeviceOption,
-    RanksOption,
     ShareOption,
     fail,
     fail_of_ranks,
@@ -59,12 +59,14 @@ APPS = {"ladder": app}
 
 @app.command()
 def ladder(
-    ranks: RanksOption = None,
+    ranks: Annotated[
+        int | None, typer.Option(help=f"Number of ranks, N, unless torchrun gives it; {_other('ranks')}.")
+    ] = None,
     device: DeviceOption = "auto",
     share_gpu: ShareOption = None,
     axis: Annotated[
         str,
-        typer.Option(help="What the rungs divide: data, tensor (in layers), pipeline (layers), or 3d, all three."),
+        typer.Option(help="What the rungs divide: data, tensor, pipeline, or 3d, all three; all: rungs of each."),
     ] = "data",
     rungs: Annotated[
         str | None, typer.Option(help="Comma-separated names; default: all.", autocompletion=_rungs)
@@ -100,6 +102,7 @@ def ladder(
     With --axis tensor, the rungs lead from whole layers on every rank to layers and sequences that are sharded over
     the ranks, and to a combination with FSDP2. With --axis pipeline, they lead from one busy rank at a time to
     micro-batches, 1F1B, zero bubble, and a combination with data parallelism. With --axis 3d, 8 ranks divide all three.
+    With --axis all, 8 ranks train the same model on rungs of all these ladders, from ddp-naive to 3d.
 
     Example: minifsdp ladder --ranks 4 --rungs ddp,fsdp,fsdp-limit --link latency=200us,bandwidth=1GB/s
     """
@@ -110,7 +113,7 @@ def ladder(
     run: dict[str, Any] = {"steps": steps, "batch": batch, "limit": limit, "seed": seed}
     try:
         own = [Recipe.parse(text) for text in recipe or ()]
-        ranks = ranks_asked_for(ranks, own[0].mesh.ranks if own else DEFAULT.ranks)
+        ranks = ranks_asked_for(ranks, own[0].mesh.ranks if own else Settings.on(axis).ranks)
         settings = Settings.on(axis, **model, **run, ranks=ranks, rungs=names, text=data, link=link)
         if own:
             settings = settings.beside(names, own)
@@ -147,14 +150,14 @@ def _run(request: Request) -> None:
     if record is not None:
         console = new_console()
         console.print(ladder_table(record))
-        console.print(_files(request, len(record["rungs"])))
+        console.print(_files(request, record["rungs"]))
         for name, fault in request.left_out.items():
             console.print(f"left out: {name} ({fault})")
 
 
-def _files(request: Request, traces: int) -> str:
+def _files(request: Request, rungs: Sequence[Any]) -> str:
     """A line that names the files of a ladder."""
     on_gpu = ", allocator.png, snapshots (pytorch.org/memory_viz opens them)" if request.world.gpus else ""
-    lanes = "pipeline.png" if request.settings.axis == "pipeline" else "timeline.png"
+    lanes = "pipeline.png" if any("bubble" in rung for rung in rungs) else "timeline.png"
     pictures = f"memory.png, memory.gif, {lanes}, explore.html (open it in a browser){on_gpu}"
-    return f"{request.out}: ladder.json, {pictures} and {traces} traces (ui.perfetto.dev opens them)"
+    return f"{request.out}: ladder.json, {pictures} and {len(rungs)} traces (ui.perfetto.dev opens them)"

@@ -13,7 +13,11 @@ from minifsdp.instruments.launch.world import World
 from minifsdp.instruments.warm.beside import beside
 from minifsdp.instruments.warm.client import server
 from minifsdp.instruments.watch.timeline import overlap
+from minifsdp.mesh import Mesh
 from minifsdp.pipeline.simulate import Simulation, replay
+
+_ALONG = {"dp": "data parallel", "tp": "tensor parallel", "pp": "pipeline", "cp": "context parallel"}
+_AXES = ("not divided", "one axis", "two axes", "three axes", "four axes")
 
 
 def prepare() -> None:
@@ -28,8 +32,7 @@ def draw(
 ) -> None:
     """Draw them, from the record and from the ranks' results by rung."""
     first = ranks[0]
-    drawn = [(rung["name"], rung) for rung in record["rungs"]]
-    rungs = [rung | {"adds": settings.rung(name).adds, "curve": first[name]["curve"]} for name, rung in drawn]
+    rungs = described(settings, record, ranks)
     about = f"emulated link: {record['link']}" if record["link"] else world.choice
     pipelines = replays(settings, ranks)
     predicted = {name: settings.bubble(name) for name in pipelines}
@@ -40,6 +43,24 @@ def draw(
         (folder / "explore.html").write_text(_explorer(settings, record, ranks, world))
         if all(rung["cuda"] for rung in rungs):
             plots.allocator_figure(rungs, folder / "allocator.png")
+
+
+def described(
+    settings: Settings, record: dict[str, Any], ranks: list[dict[str, dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """The rungs of the record as `plots.memory_figure` and `plots.memory_steps` take them."""
+    found = []
+    for rung in record["rungs"]:
+        name = rung["name"]
+        fullest = max((rank[name] for rank in ranks), key=lambda rank: rank["bytes"]["peak"])
+        group = _group(settings.recipe(name).mesh)
+        found.append(rung | {"adds": settings.rung(name).adds, "group": group, "curve": fullest["curve"]})
+    return found
+
+
+def _group(mesh: Mesh) -> str:
+    """In words, on which axes the ranks divide a step."""
+    return _ALONG[mesh.divided[0]] if len(mesh.divided) == 1 else _AXES[len(mesh.divided)]
 
 
 def replays(settings: Settings, ranks: list[dict[str, dict[str, Any]]]) -> dict[str, Simulation]:

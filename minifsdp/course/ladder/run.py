@@ -155,6 +155,8 @@ def _record(request: Request, reference: list[float], ranks: list[dict[str, dict
         ours = [rank[name] for rank in ranks]
         rung, places = settings.rung(name), [replace(setting, rank=rank) for rank in range(len(ranks))]
         predicted = [rung.predict(request.sizes, place, settings.limit) for place in places]
+        on_cpu = request.world.device == "cpu"  # for which alone there is a bound
+        peaks = [rung.peak(request.sizes, place, settings.limit) for place in places] if on_cpu else None
         rungs.append(
             {
                 "name": name,
@@ -162,6 +164,7 @@ def _record(request: Request, reference: list[float], ranks: list[dict[str, dict
                 "step_seconds": [max(times) for times in zip(*(rank["step_seconds"] for rank in ours), strict=True)],
                 "bytes": [{key: rank["bytes"][key] for key in (*asdict(predicted[0]), "peak")} for rank in ours],
                 "predicted": [asdict(each) for each in predicted],
+                "peak_at_most": peaks,
                 "collectives": ours[0]["collectives"],
                 "sent": [rank["sent"] for rank in ours],
                 "predicted_sent": [rung.sent(request.sizes, place, settings.limit) for place in places],

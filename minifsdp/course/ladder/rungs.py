@@ -16,6 +16,7 @@ from minifsdp.cost.bubble import bubble
 from minifsdp.cost.data_parallel import Setting
 from minifsdp.cost.faults import fault, unpredicted
 from minifsdp.cost.model import Model
+from minifsdp.cost.peak import peak
 from minifsdp.cost.total import StepBytes, cost
 from minifsdp.cost.traffic import sent, totals
 from minifsdp.divisions import DataParallel, PipelineParallel, TensorParallel
@@ -59,6 +60,10 @@ class Rung:
     def predict(self, model: Model, setting: Setting, limit: int) -> StepBytes:
         """The bytes of `setting.rank`."""
         return cost(model, self.recipe(setting.ranks, limit), setting.rank, setting)
+
+    def peak(self, model: Model, setting: Setting, limit: int) -> int:
+        """An upper bound of all bytes that `setting.rank` has at once, on a CPU."""
+        return peak(model, self.recipe(setting.ranks, limit), setting.rank, setting)
 
     def sent(self, model: Model, setting: Setting, limit: int) -> dict[str, dict[str, dict[str, int]]]:
         """The calls of `setting.rank` in a step, by axis and operation."""
@@ -216,3 +221,20 @@ THREE_AXES_RUNGS: dict[str, Rung] = {
     "3d": Rung("1F1B, ZeRO-1, tp-sp", lambda ranks, limit: _three_axes(ranks, DataParallel("zero1"))),
     "3d-fsdp2": Rung("FSDP2 instead of ZeRO-1", lambda ranks, limit: _three_axes(ranks, DataParallel("fsdp2"))),
 }
+
+_EVERY = {
+    **THREE_AXES_RUNGS,
+    **PIPELINE_RUNGS,
+    **TENSOR_RUNGS,
+    **RUNGS,
+    "gpipe": replace(PIPELINE_RUNGS["gpipe"], adds="layers placed on ranks, micro-batches"),  # no `naive` before it
+}
+_CHOSEN = (
+    *("ddp-naive", "ddp", "zero1", "zero2", "fsdp", "fsdp-overlap", "fsdp-prefetch", "fsdp-limit", "fsdp2"),
+    *("tp", "tp-sp", "tp-sp-regather"),
+    *("gpipe", "1f1b"),
+    *("tp-fsdp2", "1f1b-fsdp2"),
+    *("3d", "3d-fsdp2"),
+)
+ALL_RUNGS: dict[str, Rung] = {name: _EVERY[name] for name in _CHOSEN}
+"""From one axis to three, on 8 ranks."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from minifsdp.instruments.plots.palette import COLLECTIVE_COLOURS, LANE_COLOURS, TAG_COLOURS, ink_on
+from minifsdp.instruments.plots.palette import COLLECTIVE_COLOURS, LANE_COLOURS, SOFT, TAG_COLOURS, ink_on
 from minifsdp.instruments.watch.timeline import Span
 
 LETTER = 0.011  # width of a character, as a fraction of a notebook's timeline
@@ -28,14 +28,42 @@ def stack(axes: Axes, x: float, width: float, sizes: Mapping[str, float], unit: 
         bottom += size
 
 
-def rows_of_tags(axes: Axes, rows: Sequence[Mapping[str, float]], height: float, unit: int) -> list[float]:
-    """Draw the same from left to right, a bar at y = 0, 1, ... for each of `rows`; returns their ends in units."""
+def rows_of_tags(
+    axes: Axes, rows: Sequence[Mapping[str, float]], height: float, unit: int, places: Sequence[float]
+) -> list[float]:
+    """Draw the same from left to right, a bar for each of `rows` at its place on y; returns their ends in units."""
     ends = [list(accumulate((size / unit for size in sizes.values()), initial=0.0)) for sizes in rows]
-    places = [place for place, sizes in enumerate(rows) for _ in sizes]
+    heights = [place for place, sizes in zip(places, rows, strict=True) for _ in sizes]
     widths = [size / unit for sizes in rows for size in sizes.values()]
     lefts = [left for each in ends for left in each[:-1]]
-    axes.barh(places, widths, height, lefts, color=[TAG_COLOURS[tag] for sizes in rows for tag in sizes])
+    axes.barh(heights, widths, height, lefts, color=[TAG_COLOURS[tag] for sizes in rows for tag in sizes])
     return [each[-1] for each in ends]
+
+
+def grouped(groups: Sequence[str], gap: float) -> tuple[list[float], dict[float, str]]:
+    """Places on y of rows, from the group of each, and those of the groups' headings.
+
+    Args:
+        groups: neighbours with the same one belong together; if all have the same, it needs no heading.
+        gap: between groups, in rows; a heading is in the middle of the gap above its group.
+    """
+    runs = [(group, len([*rows])) for group, rows in groupby(groups)]
+    if len(runs) < 2:
+        return [float(row) for row in range(len(groups))], {}
+    places: list[float] = []
+    headings: dict[float, str] = {}
+    for number, (group, rows) in enumerate(runs, 1):
+        first = len(places) + number * gap
+        places += [first + row for row in range(rows)]
+        headings[first - (1 + gap) / 2] = group
+    return places, headings
+
+
+def name_groups(axes: Axes, headings: Mapping[float, str], size: float) -> None:
+    """Write the headings of groups of rows above the names of the rows."""
+    left: Any = {"ha": "right", "va": "center", "color": SOFT, "fontsize": size, "fontstyle": "italic"}
+    for place, heading in headings.items():
+        axes.text(-0.01, place, heading, transform=axes.get_yaxis_transform(), **left)
 
 
 def areas(axes: Axes, curve: Curve, unit: int) -> int:
