@@ -75,7 +75,7 @@ labs-check: $(READY)
 	$(BIN)/python labs/build.py --check
 
 # A deck is made of its text, its figures' code and the package that its numbers come from.
-DECK_SOURCES := labs/claims.toml $(wildcard slides/*.* benchmarks/records/*.json) $(shell find slides/draw minifsdp -name '*.py')
+DECK_SOURCES := labs/claims.toml $(wildcard slides/*.* benchmarks/records/*.json benchmarks/records/cpu/*.json) $(shell find slides/draw minifsdp -name '*.py')
 
 # The decks as HTML and PDF in build/slides, and a look at every slide. Needs npm and Chromium (apt install npm chromium).
 slides: build/slides/.ready

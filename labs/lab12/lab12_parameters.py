@@ -19,7 +19,7 @@
 # ![One step of a unit whose parameters stay separate: shards, a buffer in rank order, unsharded parameters, packed
 # gradients, and shards again](../slides/figures/scale-life.svg)
 #
-# *From [lecture 6, Beyond the flat parameter](../slides/scale.md), which comes before this lab.*
+# *From [lecture 6, Beyond the flat parameter](../slides/scale.md). Its first part comes before this lab.*
 #
 # **After this lab, you will be able to**
 #

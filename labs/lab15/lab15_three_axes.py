@@ -19,7 +19,8 @@
 # ![64 ranks as a grid with one host per row: ranks in a row exchange messages inside their host, ranks in a column
 # exchange messages across hosts](../slides/figures/scale-mesh.svg)
 #
-# *From [lecture 6, Beyond the flat parameter](../slides/scale.md), where the grid has two kinds of data parallelism.*
+# *From [lecture 6, Beyond the flat parameter](../slides/scale.md), where the grid has two kinds of data parallelism.
+# Its second part comes before this lab.*
 #
 # **After this lab, you will be able to**
 #

@@ -9,6 +9,11 @@ from draw.fsdp.drawing import named, say
 from draw.measured import told
 from matplotlib.figure import Figure
 
+from minifsdp.cost import data_parallel
+from minifsdp.cost.data_parallel import Bytes
+from minifsdp.cost.fsdp2 import fsdp2
+from minifsdp.course.ladder.measure import Settings
+from minifsdp.course.ladder.rungs import sizes_of
 from minifsdp.instruments.plots.palette import BLOCK_COLOURS, COLLECTIVE_COLOURS, LANE_COLOURS
 
 COLUMNS = {  # by title: the rows of the table, the unit, and a colour
@@ -46,3 +51,10 @@ def draw_copies() -> Figure:
         axes.tick_params(axis="y", length=0)
     named(panels[0], ["flat", "per parameter"])
     return figure
+
+
+def both() -> tuple[Bytes, Bytes]:
+    """Predicted bytes of the ladder's model on rank 0 of 2: flat, and per parameter."""
+    sizes, setting = sizes_of(Settings().model()), data_parallel.Setting(2)
+    each = fsdp2(sizes.shapes, sizes.head, setting, ahead=1, limited=True, holds=False)
+    return data_parallel.fsdp(sizes.units, setting), each

@@ -1,4 +1,4 @@
-"""Two ways to give a buffer back: who waits for whom, and what that keeps busy on a simulated GPU."""
+"""Two ways to give a buffer back, and what they keep busy on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from draw.canvas import MIB, canvas
-from draw.fsdp.drawing import bare, box, say
-from matplotlib.axes import Axes
+from draw.fsdp.drawing import say
 from matplotlib.figure import Figure
 from torch import nn
 from torch.optim import AdamW
@@ -20,7 +19,7 @@ from minifsdp.fsdp import PrefetchSchedule
 from minifsdp.fsdp2 import Held, Recorded, fully_shard, use_schedule
 from minifsdp.instruments.launch import launch
 from minifsdp.instruments.machine import A100, record_steps, replay
-from minifsdp.instruments.plots.palette import BLOCK_COLOURS, GATHER, INK, LANE_COLOURS, SOFT, ink_on
+from minifsdp.instruments.plots.palette import BLOCK_COLOURS, INK, LANE_COLOURS
 
 SETTINGS = Settings(ranks=2, layers=8, width=128)
 STEPS = 4  # as in lab 12: by then the allocator's cache is as large as it gets
@@ -89,38 +88,4 @@ def draw_held() -> Figure:
         axes.tick_params(axis="y", length=0, labelcolor=INK)
     panels[0].set_yticks(range(len(found)), [name.replace(", ", "\n") for name in found])
     panels[0].invert_yaxis()
-    return figure
-
-
-def _row(axes: Axes, y: float, title: str, last: str, waits: bool) -> None:
-    """What the host queues, a gather, its reader, and what the owner's stream does next."""
-    copy = LANE_COLOURS["copy"]
-    say(axes, -0.3, y + 2.75, title, ha="left", fontweight="bold")
-    for lane, name in enumerate(("compute", "gathers", "host")):
-        say(axes, 2.0, y + 0.85 * lane + 0.35, name, ha="right", color=SOFT)
-    for place, (name, colour) in enumerate((("A", GATHER), ("A", copy), ("B", GATHER))):
-        box(axes, (2.3 + 0.6 * place, y + 1.7), 0.6, 0.7, colour)
-        say(axes, 2.6 + 0.6 * place, y + 2.05, name, color=ink_on(colour))
-    say(axes, 4.3, y + 2.05, "all queued", ha="left", color=SOFT)
-    start = 8.9 if waits else 6.2
-    for left, low, width, text, colour in (
-        (2.9, 0.85, 3.2, "gather A", GATHER),
-        (6.2, 0.0, 2.6, "copy-out A", copy),
-        (start, 0.85, 3.2, "gather B", GATHER),
-    ):
-        box(axes, (left, y + low), width, 0.7, colour)
-        say(axes, left + width / 2, y + low + 0.35, text, color=ink_on(colour))
-    say(axes, start + 3.5, y + 1.2, last, ha="left")
-
-
-def draw_queues() -> Figure:
-    """The same two gathers: with record_stream B takes new memory, held it waits for A's reader and takes A's."""
-    figure = canvas(4.9)
-    axes = figure.subplots()
-    _row(axes, 3.6, "record_stream: when the host asks for B's block, A's is still in use", "in a new block", False)
-    _row(axes, 0.0, "held: the gather stream waits for the copy-out, the host does not", "in A's block", True)
-    look = {"arrowstyle": "-|>", "color": INK, "lw": 2.2, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", (9.0, 0.87), (8.8, 0.55), arrowprops=look)
-    say(axes, 9.2, 0.35, "event", ha="left", color=SOFT)
-    bare(axes, (-0.4, 16.2), (-0.2, 6.8))
     return figure

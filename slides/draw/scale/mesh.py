@@ -17,7 +17,7 @@ ALL_REDUCE = COLLECTIVE_COLOURS["all-reduce"]
 
 def draw_mesh() -> Figure:
     """64 ranks, a host a row: one row and one column of them in the colours of their messages."""
-    figure = canvas(4.3)
+    figure = canvas(4.05)
     axes = figure.subplots()
     row, column = 2, 5
     for rank in range(HOSTS * PER_HOST):
