@@ -15,9 +15,9 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from traceback import walk_stack
 from types import FrameType
-from operator import attrgetter
 from typing import Any
 from unittest.mock import patch
 

@@ -125,7 +125,8 @@ class Books:
     def _has_changed(self, storage: UntypedStorage, name: str, given: Any) -> bool:
         if entry := self._entries.get(identity(storage)):
             return entry.nbytes != storage.nbytes()
-        return name == "aten::lift_fresh" or identity(storage) not in map(identity, storages_in(given))  # torch.tensor passes new storage through it
+        # torch.tensor passes new storage through lift_fresh
+        return name == "aten::lift_fresh" or identity(storage) not in map(identity, storages_in(given))
 
     def _tell(self) -> None:
         for listen in self.listeners:
