@@ -6,5 +6,14 @@ from .ex3_divisors import divisors
 from .ex4_step_together import step_together
 from .ex5_accumulate import accumulate
 from .ex6_offload_gradient import offload_gradient
+from .ex7_accumulate_tokens import accumulate_tokens
 
-__all__ = ["accumulate", "deliver", "divisors", "gather_low", "offload_gradient", "step_together"]
+__all__ = [
+    "accumulate",
+    "accumulate_tokens",
+    "deliver",
+    "divisors",
+    "gather_low",
+    "offload_gradient",
+    "step_together",
+]

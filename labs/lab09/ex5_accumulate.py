@@ -15,6 +15,8 @@ from minifsdp.course.workshop.references import reference
 from minifsdp.fsdp.engine import Engine
 from minifsdp.instruments.launch import rank_device
 
+from .shared import shards_of
+
 
 @reference(
     "9.5",
@@ -255,11 +257,3 @@ def check_accumulate(answer, variant):
                 tolerance=1e-5,
                 slip=slip,
             )
-
-
-def shards_of(unit, ranks):
-    """The shards of a unit's flattened and padded gradient, by rank."""
-    flat = torch.cat([p.grad.flatten() for p in unit.parameters()])
-    padded = torch.zeros(-(-len(flat) // ranks) * ranks)
-    padded[: len(flat)] = flat
-    return padded.chunk(ranks)

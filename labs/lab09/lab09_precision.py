@@ -3,7 +3,7 @@
 #   minifsdp:
 #     lab: "09"
 #     title: Precision, accumulation, offload
-#     minutes: 70
+#     minutes: 85
 #     ranks: 2
 # ---
 
@@ -25,11 +25,12 @@
 # - scale the loss in fp16 so that all ranks agree although each rank holds only shards, and say why bf16 needs no
 #   scaling;
 # - choose between accumulating sharded and unsharded gradients by comparing bytes and collectives;
-# - move shards, gradients and the optimizer to the host without reading values before they have arrived.
+# - move shards, gradients and the optimizer to the host without reading values before they have arrived;
+# - weigh micro-batches so that every token counts the same, although ranks and micro-batches differ in their numbers.
 #
 # **You need** lab 05 (units, gather, reduce-scatter) and lab 06 (streams and events).
 #
-# **Time** 70 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, one rank per GPU).
+# **Time** 85 minutes. **Runs** on a laptop (gloo, 2 processes), on one GPU, or on a GPU node (NCCL, one rank per GPU).
 # **Memory** less than 20 MiB of tensors per rank. On a CPU, host and device memory are the same; the copies between
 # them are still performed, so their bytes can be counted, but their speed cannot be measured.
 
@@ -45,6 +46,7 @@ from torch import Tensor, nn
 from minifsdp import comm, device
 from minifsdp.comm import Group, Handle
 from minifsdp.course.workshop import exercise, outcome, predict
+from minifsdp.losses import IGNORED
 
 # %% [markdown]
 # ## The costs that remain
@@ -970,6 +972,206 @@ assert shard.grad.item() == 1.125
 # This is the lost update again. Sums of many small terms need fp32: weights, accumulated gradients, the moments of the
 # optimizer and, with many ranks, the reduction.
 #
+# ## 9.7 A mean over tokens, not over ranks
+#
+# *10 minutes, medium*
+#
+# In 9.5, each micro-batch has the weight 1/k, and FSDP's average gives each rank the weight 1/N. This is right if all
+# of them have as many targets. With masked prompts, padding or packed sequences, they have not, and some micro-batches
+# have no targets at all. One process would divide by the number of *all* targets, T. A mean of means divides by the
+# number in one micro-batch: the fewer targets a micro-batch has, the more each of them counts. There is no error
+# message, and the loss looks healthy. But in the batch below, the gradient of a mean of means misses the right gradient
+# by more than the length of the latter. Twelve trainers whose issues and pull requests report mistakes of this kind are
+# listed at the end of this section.
+#
+# T has to be known before the first backward pass, so all micro-batches of a step have to be there when it begins.
+#
+# Predict: 2 ranks have 3 micro-batches each, with 60 targets altogether. One micro-batch has a single target. In a mean
+# of means over all micro-batches of all ranks, how many times its right weight does this target have?
+
+# %%
+predict("9.7", ..., "weight of a micro-batch's only target in a mean of means, relative to the right one")
+
+
+# %% tags=["exercise-9.7"]
+from .ex7_accumulate_tokens import accumulate_tokens
+
+# %%
+from functools import partial
+
+import torch.nn.functional as F
+
+from minifsdp import DistributedDataParallel
+from minifsdp.losses import Loss, cross_entropy, token_mean
+from minifsdp.trainer import Trainer
+
+COUNTS = torch.tensor([[32, 5, 7], [1, 0, 15]])  # targets of each micro-batch of each rank, of 2 x 16 tokens
+Accumulate = Callable[[Any, Sequence[tuple[Tensor, Tensor]], Group], None]
+
+
+def masked(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each token, times a mask."""
+    return cross_entropy(logits, targets.clamp(min=0), "none").view_as(targets) * (targets != IGNORED)
+
+
+class TokenLosses(nn.Module):
+    """The lab's model; returns losses of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpt = SETTINGS.model()
+
+    def forward(self, tokens: Tensor, targets: Tensor, loss: Loss = masked) -> Tensor:
+        return self.gpt(tokens, targets, loss)
+
+
+def uneven(rank: int) -> list[tuple[Tensor, Tensor]]:
+    """Return a rank's micro-batches; only their first tokens have targets."""
+    pairs = torch.randint(256, (K, 2, 2, SETTINGS.context), generator=torch.Generator().manual_seed(rank))
+    for (_, targets), count in zip(pairs, COUNTS[rank], strict=True):
+        targets.view(-1)[count:] = IGNORED
+    return [(tokens.to(rank_device()), targets.to(rank_device())) for tokens, targets in pairs]
+
+
+def weighing(weights: Tensor) -> Accumulate:
+    """Accumulate with the weights [N, k] of the summed losses."""
+
+    def accumulate_with(model: Any, micro_batches: Sequence[tuple[Tensor, Tensor]], group: Group) -> None:
+        for number, (weight, micro_batch) in enumerate(zip(weights[group.rank()], micro_batches, strict=True), start=1):
+            with nullcontext() if number == K else model.no_sync():
+                (float(weight) * model(*micro_batch).sum()).backward()
+
+    return accumulate_with
+
+
+def library(model: Any, micro_batches: Sequence[tuple[Tensor, Tensor]], group: Group) -> None:
+    """Accumulate as `minifsdp train` does."""
+    trainer = Trainer(model, torch.optim.SGD(model.parameters()), loss_of=partial(token_mean, group=group))
+    *_, loss = trainer.share(*(torch.cat(parts) for parts in zip(*micro_batches, strict=True)))
+    for number, micro_batch in enumerate(micro_batches, start=1):
+        with nullcontext() if number == K else model.no_sync():
+            trainer.backward(*micro_batch, loss, is_last=number == K)
+
+
+T, ONES = int(COUNTS.sum()), torch.ones(RANKS, K)
+WAYS: dict[str, Accumulate] = {
+    "yours": accumulate_tokens,
+    "minifsdp's": library,
+    "mean of means": weighing(1 / COUNTS.clamp(min=1) / K),
+    "the same, 0 / 0": weighing(torch.where(COUNTS > 0, 1 / COUNTS / K, torch.nan)),
+    "sum of means": weighing(1 / COUNTS.clamp(min=1)),
+    "means of ranks": weighing(ONES / COUNTS.sum(1, keepdim=True)),
+    "means over ranks": weighing(RANKS * ONES / COUNTS.sum(0) / K),
+    "padding counted": weighing(ONES / (K * 32)),
+    "without N": weighing(ONES / T),
+    "sums": weighing(ONES),
+}
+
+
+def accumulate_in(way: Accumulate, parallel: Callable[[nn.Module], Any]) -> tuple[Tensor, list[float]]:
+    """Return the full gradient, and this rank's weight of a target in each micro-batch."""
+    model = parallel(TokenLosses().to(rank_device()))
+    weights: list[float] = []
+
+    def look(module: nn.Module, args: Any, losses: Tensor) -> None:
+        losses.register_hook(lambda gradient: weights.append(float(gradient.flatten()[0]) / RANKS))
+
+    model.register_forward_hook(look)
+    way(model, uneven(dist.get_rank()), comm.world())
+    full = nullcontext()
+    if isinstance(model, FullyShardedDataParallel):
+        full = FullyShardedDataParallel.summon_full_params(model, with_grads=True)
+    with full:
+        return torch.cat([p.grad.flatten() for p in model.parameters()]).cpu(), weights
+
+
+def accumulate_all() -> dict[str, tuple[Tensor, list[float]]]:
+    fsdp = partial(FullyShardedDataParallel, auto_wrap_policy={Block}, use_orig_params=True)
+    found = {name: accumulate_in(way, fsdp) for name, way in WAYS.items()}
+    return {**found, "yours, in DDP": accumulate_in(accumulate_tokens, DistributedDataParallel)}
+
+
+def accumulate_alone() -> Tensor:
+    model = TokenLosses().to(rank_device())
+    sum(model(*micro_batch).sum() / T for rank in range(RANKS) for micro_batch in uneven(rank)).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()]).cpu()
+
+
+# %% [markdown]
+# ### Measured: 2 ranks with 3 micro-batches each, and one process
+#
+# Rank 0's micro-batches have 32, 5 and 7 targets, and rank 1's have 1, 0 and 15. The next cell weighs them in several
+# ways, and compares the gradients with that of one process that has all tokens. A "mean of means" divides by the
+# targets of each micro-batch, "means of ranks" by those of each rank, and "means over ranks" by those of the same
+# micro-batch on all ranks. Your function runs in minifsdp's FSDP and in its DDP.
+
+# %% tags=["C46"]
+(right,) = launch(accumulate_alone, 1)
+by_rank = launch(accumulate_all, RANKS)
+for name, (gradient, _) in by_rank[0].items():
+    length, far = (float(each.norm() / right.norm()) for each in (gradient, gradient - right))
+    cosine = float(F.cosine_similarity(gradient, right, dim=0))
+    print(f"{name:17} {length:5.2f} times as long; cosine of the angle {cosine:.2f}; off by {far:.0%}")
+    assert not name.startswith(("yours", "minifsdp")) or far < 1e-5, f"{name}: not the gradient of one process"
+assert by_rank[0]["the same, 0 / 0"][0].isnan().any()
+weights = {name: torch.tensor([found[name][1] for found in by_rank]) * T for name in WAYS if name != "minifsdp's"}
+slips = {
+    "its micro-batch counts 1/6, and not 1/3: the ranks are averaged as well": 20,
+    "that is without the division by the 6 micro-batches": 60,
+    "its micro-batch counts 1/6, and the target's right weight is 1/60": 1 / 6,
+}
+outcome("9.7", round(float(weights["mean of means"][1, 0]), 4), slips=slips)
+
+# %%
+order = sorted((int(count), rank, micro) for rank, own in enumerate(COUNTS) for micro, count in enumerate(own) if count)
+plots.lines(
+    {
+        name: ([count for count, *_ in order], [float(weights[name][rank, micro]) for _, rank, micro in order])
+        for name in ("yours", "mean of means", "means of ranks", "without N")
+    },
+    expected={"one process": ([1, 32], [1.0, 1.0])},
+    xlabel="targets in a micro-batch",
+    ylabel="weight of a target, relative to one process",
+    logx=True,
+    logy=True,
+    title="In a mean of means, a micro-batch's only target counts ten times too much",
+    says="The weights that reached the losses in the backward passes, averaged over the ranks as gradients are. Means "
+    "of ranks have a level for each of the two ranks.",
+    lab="09",
+)
+
+# %% [markdown]
+# A wrong factor that is the same for all, such as a missing N, changes only the length of the gradient: it acts like
+# another learning rate, and AdamW hardly notices it. A mean of means changes the *direction*. A micro-batch without
+# targets that divides by its own number gives 0 / 0, and the reduce-scatter carries the NaN to all ranks.
+#
+# Published mistakes, as of November 2026; some were in proposals that have not been merged:
+#
+# - a mean of means over micro-batches and ranks: [prime-rl](https://github.com/PrimeIntellect-ai/prime-rl/pull/1957),
+#   [ms-swift](https://github.com/modelscope/ms-swift/pull/10165);
+# - a sum of the means of micro-batches: [transformers](https://github.com/huggingface/transformers/issues/37766);
+# - the mean of each micro-batch, weighted by its samples: [verl](https://github.com/verl-project/verl/issues/5625);
+# - means of ranks: [prime-rl](https://github.com/PrimeIntellect-ai/prime-rl/pull/2562),
+#   [speculators](https://github.com/vllm-project/speculators/pull/942),
+#   [torchtitan](https://github.com/pytorch/torchtitan/issues/1842);
+# - means over ranks, one for each micro-batch: [prime-rl](https://github.com/PrimeIntellect-ai/prime-rl/pull/1960);
+# - without N: [verl-SpeCo](https://github.com/verl-project/verl-SpeCo/pull/29);
+# - sums, although T is counted: [miles](https://github.com/radixark/miles/pull/3231);
+# - a T in which samples without targets count as one: [miles](https://github.com/radixark/miles/pull/2796);
+# - 0 / 0 on a rank without targets ([OLMo-core](https://github.com/allenai/OLMo-core/pull/657)), or if no rank has any
+#   ([Automodel](https://github.com/NVIDIA-NeMo/Automodel/pull/3797));
+# - a rank skips micro-batches without targets, and the others wait for it:
+#   [TorchSpec](https://github.com/lightseekorg/TorchSpec/issues/126),
+#   [Automodel](https://github.com/NVIDIA-NeMo/Automodel/pull/2468);
+# - T is known only at the end, so the activations of all micro-batches are kept:
+#   [torchtune](https://github.com/meta-pytorch/torchtune/pull/1875), and
+#   [corrected](https://github.com/meta-pytorch/torchtune/pull/1917).
+#
+# In minifsdp, `token_mean` (`minifsdp/losses.py`) counts the targets, and `Trainer` (`minifsdp/trainer.py`) calls it
+# once per step, for all micro-batches. `minifsdp train --ranks 2 --accumulate 3 --batch 12 --lines` trains on sequences
+# in which only the tokens up to the end of the first line have targets. With context parallelism, the parts of one
+# sequence also differ in their numbers of targets: see lab 15.
+#
 # ## What is still missing
 #
 # Buffers (such as running means) have a separate dtype, `buffer_dtype`; the inputs of a module are also cast; modules
@@ -990,6 +1192,8 @@ assert shard.grad.item() == 1.125
 #    once and keeps unsharded gradients, which take N times as many bytes. The gathers are the same.
 # 5. To offload a gradient, start the copy, record an event, wait for the event at the end of the backward pass, then
 #    add the gradient.
+# 6. The loss is a mean over tokens. The sum of each micro-batch's losses is multiplied by N / T, where T counts the
+#    targets of all ranks and micro-batches, and is known before the first backward pass.
 #
 # ## Questions
 #
@@ -1036,6 +1240,15 @@ assert shard.grad.item() == 1.125
 # The race does not occur in every step, which makes it hard to find.
 # </details>
 #
+# **6. Every rank packs its sequences to the same number of tokens. Is a mean of the ranks' means right then?**
+#
+# <details><summary>Answer</summary>
+#
+# Only if all tokens have targets. With masked prompts, a rank with one long sequence has one prompt without targets,
+# and a rank with many short ones has many
+# ([speculators](https://github.com/vllm-project/speculators/pull/942)). It is the number of targets that counts.
+# </details>
+#
 # ## Further reading
 #
 # - FSDP: [arXiv 2304.11277](https://arxiv.org/abs/2304.11277), section 4.4 (mixed precision).
@@ -1045,5 +1258,5 @@ assert shard.grad.item() == 1.125
 # - torch: `torch/distributed/fsdp/_flat_param.py` (`_mp_shard`), `_runtime_utils.py` (`_reduce_grad`,
 #   `_offload_grad`), `sharded_grad_scaler.py`. In FSDP2 (`fully_shard`): `MixedPrecisionPolicy`, `CPUOffloadPolicy`,
 #   `set_requires_gradient_sync` for `no_sync`.
-# - minifsdp: `fsdp/plan.py`, `fsdp/flat_unit.py`, `fsdp/reduction.py`, `grad_scaler.py`: the same functions, for any
-#   model.
+# - minifsdp: `fsdp/plan.py`, `fsdp/flat_unit.py`, `fsdp/reduction.py`, `grad_scaler.py`, `losses.py`: the same
+#   functions, for any model.

@@ -33,3 +33,11 @@ def numbers(seed, size):
 
 def nbytes(tensor):
     return tensor.untyped_storage().nbytes()
+
+
+def shards_of(unit, ranks):
+    """The shards of a unit's flattened and padded gradient, by rank."""
+    flat = torch.cat([p.grad.flatten() for p in unit.parameters()])
+    padded = flat.new_zeros(-(-len(flat) // ranks) * ranks)
+    padded[: len(flat)] = flat
+    return padded.chunk(ranks)
