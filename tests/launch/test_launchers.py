@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +43,28 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
+def started(words: list[str], folder: Path, stack: ExitStack) -> tuple[list[Any], list[Any]]:
+    """Two ranks as Lightning Fabric's launcher starts them, and the files of what they print."""
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
+    environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_WORLD_SIZE")} | job
+    logs = [stack.enter_context((folder / f"log{rank}").open("w+")) for rank in (0, 1)]
+    ranks = [
+        start_fork(
+            run_python,
+            args=tuple(words),
+            folder=folder,
+            out=log.fileno(),
+            errors=log.fileno(),
+            environ=environ | {"LOCAL_RANK": str(rank)},
+        )
+        for rank, log in enumerate(logs)
+    ]
+    for each in ranks:
+        stack.callback(each.close)
+        stack.callback(each.kill)
+    return ranks, logs
+
+
 def losses(out: Path) -> list[float]:
     record = json.loads((out / "train.json").read_text())
     assert record["settings"]["ranks"] == 2
@@ -50,30 +74,45 @@ def losses(out: Path) -> list[float]:
 def test_ranks_of_a_group_without_rank_are_one_job(tmp_path: Path) -> None:
     """Lightning Fabric's own launcher sets WORLD_SIZE and LOCAL_RANK, no RANK, and initializes the process group."""
     (tmp_path / "script.py").write_text(FABRIC)
-    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
-    environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_WORLD_SIZE")} | job
-    words = ("script.py", *TRAIN, "--steps=2", "--out=out")
     with ExitStack() as stack:
-        logs = [stack.enter_context((tmp_path / f"log{rank}").open("w+")) for rank in (0, 1)]
-        ranks = [
-            start_fork(
-                run_python,
-                args=words,
-                folder=tmp_path,
-                out=log.fileno(),
-                errors=log.fileno(),
-                environ=environ | {"LOCAL_RANK": str(rank)},
-            )
-            for rank, log in enumerate(logs)
-        ]
-        for each in ranks:
-            stack.callback(each.close)
-            stack.callback(each.kill)
+        ranks, logs = started(["script.py", *TRAIN, "--steps=2", "--out=out"], tmp_path, stack)
         codes = [each.wait(60) for each in ranks]
         said = [Path(log.name).read_text() for log in logs]
     assert codes == [0, 0], said
     assert len(losses(tmp_path / "out")) == 2
     assert [text.count("2 ranks over gloo") for text in said] == [1, 0], "one job, of which rank 0 speaks"
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from minifsdp.instruments.launch import launch
+
+rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("gloo", rank=rank, world_size=2)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # this test may be a job in the background
+
+def wait_for_rank_0():
+    open(f"begun{rank}", "w").close()
+    time.sleep(1000 * (rank == 0))
+    dist.all_reduce(torch.ones(1))
+
+launch(wait_for_rank_0, 2)
+"""
+
+
+def test_ctrl_c_ends_a_rank_that_waits_for_rank_0_in_a_collective(tmp_path: Path) -> None:
+    """It hears no signal there, so rank 0 must not wait for it: its end wakes the other one."""
+    (tmp_path / "script.py").write_text(INTERRUPTED)
+    with ExitStack() as stack:
+        ranks = started(["script.py"], tmp_path, stack)[0]
+        while not all((tmp_path / f"begun{rank}").exists() for rank in (0, 1)):
+            time.sleep(0.02)
+        time.sleep(0.2)
+        for each in (ranks[1], ranks[0]):
+            os.kill(each.pid, signal.SIGINT)
+        assert all(each.wait(30) not in (0, None) for each in ranks)
 
 
 @pytest.mark.parametrize(

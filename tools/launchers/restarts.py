@@ -1,4 +1,4 @@
-"""Jobs of torchrun whose ranks are killed at random: each restarts by itself, to the same bits as without kills."""
+"""Jobs of torchrun on three axes whose ranks are killed at random: each restarts by itself, to the bits of no kill."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import psutil
 
 from tools.launchers.places import UnavailableError
 from tools.launchers.running import MARK, Place, end_all, given, last_line, namespaces, notes_of, prepare, start
-from tools.launchers.ways import WAYS, Way
+from tools.launchers.ways import Way
 
 NAME = "torchrun, restarted"
-STEPS = 1000
-SAVED = "--checkpoint OUT/kept --every 20 --auto-resume"
+RANKS, STEPS = 8, 300
+RECIPE = "--pp 2 --dp 2 --zero 1 --batch 16"  # beside the tensor parallelism of all launchers' ranks
+SAVED = f"{RECIPE} --checkpoint OUT/kept --every 20 --auto-resume"
 SECONDS = 900  # for a job
 
 
@@ -29,13 +30,13 @@ def restarted(kills: int, place: Place, versions: dict[str, str], seed: int = 0)
         a row as of `run`, with "kills"; "jobs"; "begun_at": the step at which the last attempt of each job began;
         "bits_equal": whether all jobs have the losses of a run that nobody killed.
     """
-    line = f"torchrun --standalone --nproc-per-node 2 --max-restarts {kills + 5} -m minifsdp TRAIN"
+    line = f"torchrun --standalone --nproc-per-node {RANKS} --max-restarts {kills + 5} -m minifsdp TRAIN"
     way = Way(NAME, "torch", line)
     row: dict[str, Any] = {"name": way.name, "version": versions["torch"]}
     row["command"] = line.replace("TRAIN", f"TRAIN {SAVED}")
     chance, done, begun, equal = random.Random(seed), 0, [], []
     try:
-        expected = _job(WAYS[0], place, 0, chance, "")[1]["losses"]
+        expected = _job(Way(NAME, "minifsdp", f"minifsdp TRAIN --ranks {RANKS}"), place, 0, chance, RECIPE)[1]["losses"]
         while done < kills:
             hit, record = _job(way, place, kills - done, chance, SAVED)
             done += hit
@@ -58,7 +59,7 @@ def _job(way: Way, place: Place, kills: int, chance: random.Random, options: str
             while job.poll() is None:
                 if time.monotonic() > deadline:
                     raise UnavailableError(f"it did not end within {SECONDS} s: {last_line(place)}")
-                if hit < kills and len(ranks := _living(place)) == 2:
+                if hit < kills and len(ranks := _living(place)) == RANKS:
                     if hit % 3:  # two of three attempts save first
                         _await_save(place, ranks, deadline)
                     time.sleep((2 if hit % 3 else 8) * chance.random())

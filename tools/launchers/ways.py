@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TRAIN = "train --layers 2 --width 8 --context 8 --batch 12 --no-ledger --device cpu"
+TRAIN = "train --tp 2 --sequence --layers 2 --width 8 --context 8 --batch 12 --no-ledger --device cpu"
 """What is trained, but for its steps and its output folder."""
 
 

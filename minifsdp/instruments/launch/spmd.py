@@ -82,6 +82,7 @@ def run_spmd(
     job.launches += 1
     store = PrefixStore(f"minifsdp/launch{job.launches}", job.store)
     deadline = time.monotonic() + timeout + _ANSWER_SLACK
+    stays = job.rank == 0  # it may be the one that serves the store
     try:
         if job.rank < world_size:
             deliver = (lambda obj: on_report(0, obj)) if on_report and job.rank == 0 else (lambda obj: None)
@@ -92,9 +93,12 @@ def run_spmd(
     except RankError:
         _leave_group(job)  # on every rank: the next launch must not meet ranks that still use the broken group
         raise
+    except KeyboardInterrupt:
+        stays = False  # another rank may wait for this one in a collective, and hear no signal there: this end wakes it
+        raise
     finally:
         store.add("left", 1)
-        if job.rank == 0:  # it may be the one that serves the store
+        if stays:
             await_count(store, "left", job.size, deadline)
 
 
