@@ -237,7 +237,7 @@ def why_watch(got, wanted):
     if "output gradient" in ours and "output gradient" not in theirs:
         return NO_OUTPUT
     if theirs["end of backward"] < ours["end of backward"]:
-        return "backward has ended and nobody said so: the flag that keeps the callback single has to fall at its end"
+        return "the end of backward is missing: reset the flag that prevents a second callback once backward has ended"
     if theirs["output gradient"] < ours["output gradient"]:
         return "every call of the module has an output of its own: hook each, in the forward hook"
     return None

@@ -103,7 +103,7 @@ def watch(module, record):
         p.register_post_accumulate_grad_hook(lambda p, name=name: on_gradient(name))
 
 
-wrong("5.1", "has to fall at its end").diff("""
+wrong("5.1", "the flag that prevents a second callback").diff("""
 Queues the callback in the first backward only.
 - queued = False
 - def end():

@@ -137,7 +137,7 @@ def check_gather(answer, variant):
             found.version,
             0,
             rank=rank,
-            slip="gathering refills what autograd has saved, which is no change of it: gather into `flat.full.data`, "
-            "an alias with a version counter of its own, or backward will refuse",
+            slip="gathering puts back the values that autograd has saved, and must not count as a change: gather into "
+            "`flat.full.data`, an alias with a version counter of its own, or backward will refuse",
         )
         expect("`flat.shard`", found.shard, shards[rank], rank=rank, slip="gather reads the shard and leaves it alone")

@@ -79,3 +79,31 @@ Averages twice.
 +     comm.all_reduce(gradient, dp, comm.MEAN).wait()
 +     comm.all_reduce(gradient, dp, comm.MEAN).wait()
 """)
+wrong("15.3", "divide by `dp.size()`").diff("""
+Divides by 2, the size of `dp` in the lab.
+-     comm.all_reduce(gradient, dp, comm.MEAN).wait()
++     comm.all_reduce(gradient, dp).wait()
++     gradient /= 2
+""")
+wrong("15.3", "whose order is the same on all ranks").diff("""
+Goes through the set, whose order is that of this rank.
+- for name, gradient in gradients.items():
+-     if name in summands:
+-         comm.all_reduce(gradient, tp).wait()
++ for name in summands:
++     comm.all_reduce(gradients[name], tp).wait()
++ for gradient in gradients.values():
+""")
+wrong("15.3", "the check counts calls of `comm`").diff("""
+Calls torch, of which the lab's log knows nothing.
+- for name, gradient in gradients.items():
+-     if name in summands:
+-         comm.all_reduce(gradient, tp).wait()
+-     comm.all_reduce(gradient, dp, comm.MEAN).wait()
++ import torch.distributed as dist
++ for name, gradient in gradients.items():
++     if name in summands:
++         dist.all_reduce(gradient, group=tp)
++     dist.all_reduce(gradient, group=dp)
++     gradient /= dp.size()
+""")

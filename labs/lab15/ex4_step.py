@@ -157,7 +157,7 @@ def observe_step(answer, mesh, micros, seed):
     parts = {"up": up.chunk(mesh.tp, 1)[place["tp"]], "down": down.chunk(mesh.tp, 0)[place["tp"]]}
     parts |= {"embed": embedding(seed)} if place["pp"] == 0 else {}
     parameters = {name: part.contiguous().to(device).requires_grad_() for name, part in parts.items()}
-    ran, (tokens, targets) = [], (each.to(device) for each in batch_of(place["dp"], micros, seed))
+    ran, received, (tokens, targets) = [], [], (each.to(device) for each in batch_of(place["dp"], micros, seed))
 
     def stage(x):
         if x.is_floating_point() == (place["pp"] == 0):
@@ -165,6 +165,9 @@ def observe_step(answer, mesh, micros, seed):
                 f"the input of stage {place['pp']}: expected {'tokens' if place['pp'] == 0 else 'activations'}, got "
                 f"{describe(x)}\nlikely slip: only the first stage takes `inputs`; the others receive their inputs"
             )
+        if place["pp"] > 0:
+            check_input(x, received)
+            received.append(x)
         ran.append("F")
         x = parameters["embed"][x] if place["pp"] == 0 else x
         hidden = torch.tanh(Enter.apply(x, groups["tp"]) @ parameters["up"])
@@ -190,7 +193,21 @@ def observe_step(answer, mesh, micros, seed):
     return place, [float(each.detach()) for each in losses], graph, gradients, ran, messages
 
 
-def one_process(mesh, micros, seed, weigh):
+def check_input(x, before):
+    """An input that arrived is a leaf of this stage's graph, in memory of its own."""
+    if not x.requires_grad:
+        raise AnswerError(
+            "the input of a later stage does not require grad, so there is no gradient to send back\n"
+            "likely slip: call `requires_grad_()` on an input that has arrived"
+        )
+    if any(x.data_ptr() == other.data_ptr() for other in before):
+        raise AnswerError(
+            "two micro-batches have arrived in the same memory\nlikely slip: call `buffer()` for each micro-batch: its "
+            "backward pass needs the input that the next one would overwrite"
+        )
+
+
+def one_process(mesh, micros, seed, weigh, loss_between=loss_between):
     """The gradients of all stages, if micro-batches count as `weigh` says; and the losses of each replica."""
     stages = [[each.requires_grad_() for each in weights_of(stage, seed)] for stage in range(mesh.pp)]
     embed = embedding(seed).requires_grad_()
@@ -226,6 +243,8 @@ def check_step(answer, variant):
         right = one_process(mesh, micros, variant.seed, [1 / micros] * micros)
         ones = one_process(mesh, micros, variant.seed, [1.0] * micros)
         newest = one_process(mesh, micros, variant.seed, [0.0] * (micros - 1) + [1.0 / micros])
+        by_stages = one_process(mesh, micros, variant.seed, [1 / micros / mesh.pp] * micros)
+        of_outputs = one_process(mesh, micros, variant.seed, [1.0] * micros, lambda y, _: y.sum())
         for rank, (place, losses, graph, gradients, ran, messages) in enumerate(seen):
             own = right[2][place["dp"]] if place["pp"] == mesh.pp - 1 else []
             slips = {
@@ -243,6 +262,8 @@ def check_step(answer, variant):
             wrong = {
                 "each backward pass adds a micro-batch's own mean: divide each loss by m": ones,
                 "this is the last micro-batch only: keep the inputs and outputs of all": newest,
+                "divide each loss by m only: stages are no samples, and p does not come in": by_stages,
+                "the last stage's `backward` begins at the loss: this is the gradient of the output's sum": of_outputs,
             }
             parts = {text: of_rank(each, mesh, place) for text, each in wrong.items()}
             for name, wanted in of_rank(right, mesh, place).items():

@@ -92,3 +92,26 @@ Returns no losses.
 - return losses
 + return []
 """)
+wrong("15.4", "call `requires_grad_()` on an input").diff("""
+Asks for no gradient of what has arrived.
+-         x.requires_grad_()
+""")
+wrong("15.4", "its backward pass needs the input that the next one would overwrite").diff("""
+Receives all micro-batches into one buffer.
+- kept, losses = [], []
++ kept, losses, one = [], [], buffer()
+-         x = buffer()
+-         comm.recv(x, rank - 1, pp).wait()
++         x = one.detach()
++         comm.recv(x, rank - 1, pp).wait()
+""")
+wrong("15.4", "stages are no samples").diff("""
+Divides the loss by the number of stages, too.
+-         y = loss / len(inputs)
++         y = loss / len(inputs) / pp.size()
+""")
+wrong("15.4", "`backward` begins at the loss").diff("""
+Begins the backward pass at the output.
+-         y = loss / len(inputs)
++         y = y.sum()
+""")

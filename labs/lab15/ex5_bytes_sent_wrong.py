@@ -67,3 +67,36 @@ Divides the activations among the tensor-parallel ranks.
 -     "pp": float(neighbours * micros * tokens * width * itemsize),
 +     "pp": neighbours * micros * tokens * width * itemsize / mesh.tp,
 """)
+wrong("15.5", "a single stage has no neighbour, an end stage has one").diff("""
+Counts two neighbours always.
+- neighbours = (place > 0) + (place < last)
++ neighbours = 2
+""")
+wrong("15.5", "it has no factor 2 (p - 1) / p").diff("""
+Treats messages like all-reduces.
+-     "pp": float(neighbours * micros * tokens * width * itemsize),
++     "pp": 2 * (mesh.pp - 1) / mesh.pp * neighbours * micros * tokens * width * itemsize,
+""")
+wrong("15.5", "the embedding has an all-reduce, too").diff("""
+Forgets the embedding.
+- sums = 4 * blocks + (place == 0) + (place == last)
++ sums = 4 * blocks + (place == last)
+""")
+wrong("15.5", "have one all-reduce each, in one of the two passes").diff("""
+Counts embedding and head in both passes.
+- sums = 4 * blocks + (place == 0) + (place == last)
++ sums = 4 * blocks + 2 * (place == 0) + 2 * (place == last)
+""")
+wrong("15.5", "is in the result, too, with 0 bytes").diff("""
+Leaves axes with one rank out.
+- return {
++ found = {
+- }
++ }
++ return {axis: found[axis] for axis in mesh.divided}
+""")
+wrong("15.5", "expected 147,456, got 147,520").diff("""
+Adds something that no slip explains.
+-     "tp": 2 * (mesh.tp - 1) / mesh.tp * micros * tokens * of_token * itemsize,
++     "tp": 2 * (mesh.tp - 1) / mesh.tp * micros * tokens * of_token * itemsize + 64,
+""")

@@ -58,3 +58,18 @@ Swaps the links.
 -         link = inside if len(hosts) == 1 else across
 +         link = across if len(hosts) == 1 else inside
 """)
+wrong("15.6", "this adds up the slowest rank of each axis").diff("""
+Takes the slowest rank of each axis.
+- return max(of_rank(rank) for rank in range(mesh.ranks))
++ slowest = 0.0
++ for axis in mesh.divided:
++     crosses = any(len({peer // host for peer in mesh.peers(rank, axis)}) > 1 for rank in range(mesh.ranks))
++     link = across if crosses else inside
++     slowest += sent[axis].messages * link.latency + sent[axis].size / link.bandwidth
++ return slowest
+""")
+wrong("15.6", "go through `mesh.divided`").diff("""
+Goes through all traffic.
+-     for axis in mesh.divided:
++     for axis in sent:
+""")

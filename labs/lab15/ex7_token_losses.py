@@ -63,6 +63,7 @@ def counts_of(ranks, variant):
         "ranks and micro-batches of different sizes": [[7 - rank, 1 + rank, 3] for rank in range(ranks)],
         "a rank without targets": [[3, 2 + rank] if rank < ranks - 1 else [0, 0] for rank in range(ranks)],
         "a micro-batch without targets": [[0, 4 + rank] for rank in range(ranks)],
+        "one target in all": [[1 if rank == 0 else 0] for rank in range(ranks)],
         "no targets at all": [[0, 0]] * ranks,
         "as many everywhere": [[variant.size % 8, variant.size % 8]] * ranks,
     }
@@ -94,14 +95,19 @@ def observe_losses(answer, cases, seed):
             raise AnswerError(f"expected a list of scalars, one for each micro-batch, got {describe(got)}")
         if len(got) != len(leaves):
             raise AnswerError(f"expected {len(leaves)} losses, one for each micro-batch, got {len(got)}")
-        if any(not each.requires_grad for each in got):
-            raise AnswerError("a loss has no graph: `backward` fails\nlikely slip: use the logits, not a detached copy")
+        if without := [at for at, each in enumerate(got) if not each.requires_grad]:
+            empty = not any(counts[group.rank()][at] for at in without)
+            raise AnswerError(f"a loss has no graph: `backward` fails\nlikely slip: {EMPTY if empty else DETACHED}")
         for each in got:
             each.backward()
         gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
         sent = [(call.op, call.payload) for call in calls]
         found.append((torch.stack([each.detach() for each in got]), gradients, sent))
     return found
+
+
+DETACHED = "use the logits, not a detached copy"
+EMPTY = "a micro-batch without targets needs a zero with a graph: a sum over no tokens"
 
 
 def summed(logits, targets):
@@ -179,6 +185,9 @@ def weighed(counts, rank, variant):
         * ranks
         * micros
         / max(1.0, total),
+        "the mean number of targets of a rank may lie between 0 and 1: clamp the number of all targets": (
+            sums / max(1.0, total / ranks)
+        ),
         "T is the number of targets of all ranks; this is N times this rank's number": sums
         / tokens.sum().clamp(min=1)
         / ranks,

@@ -96,3 +96,20 @@ Detaches the logits.
 -     F.cross_entropy(rows.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="sum")
 +     F.cross_entropy(rows.detach().flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="sum")
 """)
+wrong("15.7", "may lie between 0 and 1").diff("""
+Averages the number of targets, and clamps the mean.
+- tokens = torch.stack([(each != IGNORED).sum() for each in targets]).sum()
+- comm.all_reduce(tokens, group).wait()
++ tokens = torch.stack([(each != IGNORED).sum() for each in targets]).sum().float()
++ comm.all_reduce(tokens, group, comm.MEAN).wait()
+
+- return [each * group.size() / tokens.clamp(min=1) for each in sums]
++ return [each / tokens.clamp(min=1) for each in sums]
+""")
+wrong("15.7", "needs a zero with a graph").diff("""
+Makes a zero of its own for a micro-batch without targets.
+- return [each * group.size() / tokens.clamp(min=1) for each in sums]
++ zero = torch.zeros((), dtype=sums[0].dtype, device=sums[0].device)
++ found = [each * group.size() / tokens.clamp(min=1) for each in sums]
++ return [each if (wanted != IGNORED).any() else zero for each, wanted in zip(found, targets)]
+""")

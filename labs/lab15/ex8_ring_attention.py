@@ -9,7 +9,7 @@ from minifsdp import comm
 from minifsdp.comm import Group
 from minifsdp.context_parallel import blocks as course_blocks
 from minifsdp.context_parallel import ring_attention as course_ring
-from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, on_ranks
+from minifsdp.course.workshop.checking import AnswerError, check, describe, expect, on_ranks, same
 from minifsdp.course.workshop.references import reference
 
 from .shared import EXACT, here, randn
@@ -49,7 +49,8 @@ def ring_attention(
             both are the same chunk. It returns `out` [heads, tokens, d], `top` and `total` [heads, tokens, 1]: with
             weights exp(score - top), where `top` is each query's largest score, `out` is the weighted sum of the values
             and `total` the sum of the weights.
-        group: the c ranks, with c - 1 hops of keys and values from each rank r to rank r + 1, modulo c.
+        group: the c ranks. Keys and values make c - 1 hops around the ring, in either direction: from each rank r to
+            rank r + 1, or from each to rank r - 1, modulo c.
 
     Returns:
         The attention [heads, tokens, d]. `block` is called once for each pair of chunks that the causal mask permits,
@@ -155,13 +156,15 @@ def check_ring_attention(answer, variant):
 def compare_ring(answer, cut, wholes, where):
     c = len(cut)
     right = attention(*wholes)
-    for rank, (out, log, sent, changed) in enumerate(on_ranks(c, observe_ring, answer, cut, wholes)):
+    for rank, (out, log, sent, changed) in enumerate(on_ranks(c, observe_ring, answer, cut, wholes, slip=WAITS)):
         expect(f"q, k, v are changed, {where}", changed, False, rank=rank, slip="the inputs are the caller's")
         pairs = [(query, key) for query in cut[rank] for owner in cut for key in owner]
         wanted = ["diagonal" if key == query else "whole" for query, key in pairs if key <= query]
         slips = slips_of_ring(wholes, cut, rank)
         usual = slip_of_blocks(sorted(log), wanted, pairs)
         slip = usual if out.isfinite().all() else OVERFLOW
+        if any(same(out, taken_for_others(wholes, cut, rank, way), 1e-9) for way in (1, -1)):
+            slip = OTHER_SIDE
         EXACT(f"the attention, {where}", out, part_of(right, cut, rank), rank=rank, slips=slips, slip=slip)
         expect(f"blocks, {where}", sorted(log), sorted(wanted), rank=rank, slip=usual)
         size = 2 * part_of(wholes[1], cut, rank).nbytes * (c - 1)
@@ -173,7 +176,15 @@ def compare_ring(answer, cut, wholes, where):
         expect(f"messages, {where}", sorted(there), sorted(wanted), rank=rank, slip=gathers if collective else slip)
 
 
-OVERFLOW = "exp() of a score overflows: subtract a maximum first, so that only differences of maxima remain"
+OVERFLOW = (
+    "exp() overflows: rescale both blocks to the larger of their maxima, not to the newest one and not to 0, so that "
+    "no exponent is positive"
+)
+OTHER_SIDE = (
+    "in round s, a rank has the keys of the rank s places away, on the side from which they come and not on the side "
+    "to which they go"
+)
+WAITS = "a `send` ends when its receiver receives: start `recv` before you wait for `send`"
 
 
 def slip_of_blocks(log, wanted, pairs):
@@ -192,15 +203,38 @@ def slips_of_ring(wholes, cut, rank):
     mine = part_of(q, cut, rank)
     per_rank, number = len(cut[rank]), sum(map(len, cut))
     keys, values = k.chunk(number, 1), v.chunk(number, 1)
-    mean, sums, plain = [], [], []
+    mean, sums, plain, undivided, unscaled = [], [], [], [], []
     for query, of_query in zip(mine.chunk(per_rank, 1), cut[rank], strict=True):
         found = [block_of([])(query, keys[n], values[n], n == of_query) for n in range(of_query + 1)]
         mean.append(sum(out / total for out, _, total in found) / len(found))
         sums.append(sum(out / total for out, _, total in found))
         plain.append(sum(out for out, _, _ in found) / sum(total for _, _, total in found))
+        highest = torch.stack([top for _, top, _ in found]).amax(0)
+        undivided.append(sum((top - highest).exp() * out for out, top, _ in found))
+        unscaled.append(undivided[-1] / sum(total for _, _, total in found))
     return {
         "this is the mean of the blocks' attentions: a block counts by the sum of its weights": torch.cat(mean, 1),
         "this adds up the blocks' attentions, each divided by its own total": torch.cat(sums, 1),
         "each block has subtracted a maximum of its own: bring both to one maximum before you add": torch.cat(plain, 1),
+        "the weighted sums of values are not yet divided by the sums of weights": torch.cat(undivided, 1),
+        "the values are rescaled and the sums of weights are not: both belong to the same maximum": torch.cat(
+            unscaled, 1
+        ),
         "the causal mask is missing: every query attends to all keys": part_of(attention(q, k, v, False), cut, rank),
     }
+
+
+def taken_for_others(wholes, cut, rank, way):
+    """The attention if keys go round by `way`, and are taken for those of the rank on the other side."""
+    q, k, v = wholes
+    c, number = len(cut), sum(map(len, cut))
+    keys, values = k.chunk(number, 1), v.chunk(number, 1)
+    done = []
+    for query, of_query in zip(part_of(q, cut, rank).chunk(len(cut[rank]), 1), cut[rank], strict=True):
+        pairs = []
+        for hop in range(c):
+            pairs += zip(cut[(rank - way * hop) % c], cut[(rank + way * hop) % c], strict=True)
+        scores = [scores_of(query, keys[there], said == of_query) for there, said in pairs if said <= of_query]
+        found = [values[there] for there, said in pairs if said <= of_query]
+        done.append(torch.cat(scores, -1).softmax(-1) @ torch.cat(found, 1))
+    return torch.cat(done, 1)

@@ -14,7 +14,7 @@ Adds up finished blocks.
 -     return a * old[0] + b * new[0], highest, a * old[2] + b * new[2]
 +     return old[0] / old[2] + new[0] / new[2], new[1], torch.ones_like(new[2])
 """)
-wrong("15.8", "exp() of a score overflows").diff("""
+wrong("15.8", "and not to 0").diff("""
 Undoes the blocks' maxima.
 -     highest = torch.maximum(old[1], new[1])
 -     a, b = (old[1] - highest).exp(), (new[1] - highest).exp()
@@ -84,4 +84,35 @@ wrong("15.8", "it was changed or freed in between").diff("""
 Receives into the tensor that it is sending.
 -     arriving, handles = torch.empty_like(kv), []
 +     arriving, handles = kv, []
+""")
+wrong("15.8", "not to the newest one").diff("""
+Rescales to the newest maximum, which may be the smaller one.
+-     highest = torch.maximum(old[1], new[1])
++     highest = new[1]
+""")
+wrong("15.8", "are not yet divided by the sums of weights").diff("""
+Forgets the final division.
+- return torch.cat([out / total for each in sums if each is not None for out, _, total in [each]], 1)
++ return torch.cat([out for each in sums if each is not None for out, _, total in [each]], 1)
+""")
+wrong("15.8", "the values are rescaled and the sums of weights are not").diff("""
+Rescales the values only.
+-     return a * old[0] + b * new[0], highest, a * old[2] + b * new[2]
++     return a * old[0] + b * new[0], highest, old[2] + new[2]
+""")
+wrong("15.8", "on the side from which they come").diff("""
+Takes the keys for those of the next ranks.
+-             for j, key in enumerate(chunks[(rank - hop) % ranks]):
++             for j, key in enumerate(chunks[(rank + hop) % ranks]):
+""")
+wrong("15.8", "and not on the side to which they go").diff("""
+Sends backwards, and takes the keys for those of the ranks before.
+-         handles = [comm.send(kv, (rank + 1) % ranks, group), comm.recv(arriving, (rank - 1) % ranks, group)]
++         handles = [comm.send(kv, (rank - 1) % ranks, group), comm.recv(arriving, (rank + 1) % ranks, group)]
+""")
+wrong("15.8", "start `recv` before you wait for `send`").diff("""
+Waits for its send, which nobody receives.
+-         handles = [comm.send(kv, (rank + 1) % ranks, group), comm.recv(arriving, (rank - 1) % ranks, group)]
++         comm.send(kv, (rank + 1) % ranks, group).wait()
++         comm.recv(arriving, (rank - 1) % ranks, group).wait()
 """)

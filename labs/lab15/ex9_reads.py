@@ -151,7 +151,39 @@ def check_reads(answer, variant):
             got = answer(*given)
             slip = "`saved` and `wanted` are the caller's: do not change them"
             expect(f"the arguments, after {where}", given == ([*saved], wanted), True, slip=slip)
-            carry_out(listed(got, where), files, saved, wanted, whole, f"{where}, rank {rank}")
+            explained(listed(got, where), files, saved, wanted, whole, f"{where}, rank {rank}")
+
+
+def explained(found, *there):
+    """Carry the reads out; if they are wrong and become right once a mistake is undone, name the mistake."""
+    try:
+        carry_out(found, *there)
+    except AnswerError as error:
+        said = str(error).partition("\nlikely slip")[0]
+        for slip, undone in UNDONE.items():
+            if is_right([undone(*each) for each in found], *there):
+                raise AnswerError(f"{said}\nlikely slip: {slip}") from None
+        raise
+
+
+def is_right(found, *there):
+    try:
+        carry_out(found, *there)
+    except AnswerError:
+        return False
+    return True
+
+
+def to_the_end(slices):
+    return tuple(slice(each.start, (each.start or 0) + (each.stop or 0)) for each in slices)
+
+
+UNDONE = {
+    "source and target have changed places": lambda file, name, source, target: (file, name, target, source),
+    "a slice ends after its last index: add its length to its start": lambda file, name, source, target: (
+        (file, name, to_the_end(source), to_the_end(target))
+    ),
+}
 
 
 def listed(got, where):

@@ -56,3 +56,15 @@ Cuts the first dimension only.
 +             source = tuple(slice(low - c, high - c) for (low, high), (c, _) in zip(common, part))[:1]
 +             target = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(common, box))[:1]
 """)
+wrong("15.9", "source and target have changed places").diff("""
+Swaps source and target.
+-             found.append(Read(file, name, source, target))
++             found.append(Read(file, name, target, source))
+""")
+wrong("15.9", "add its length to its start").diff("""
+Gives slices a length instead of an end.
+-             source = tuple(slice(low - c, high - c) for (low, high), (c, _) in zip(common, part, strict=True))
+-             target = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(common, box, strict=True))
++             source = tuple(slice(low - c, high - low) for (low, high), (c, _) in zip(common, part, strict=True))
++             target = tuple(slice(low - a, high - low) for (low, high), (a, _) in zip(common, box, strict=True))
+""")

@@ -46,7 +46,7 @@ def reduce_gradients(gradients, summands, tp, dp):
     for gradient in gradients.values():
         comm.all_reduce(gradient, dp).wait()
         gradient.div_(dp.size())
-    for name in summands:
+    for name in sorted(summands):
         comm.all_reduce(gradients[name], tp).wait()
 
 
@@ -160,6 +160,30 @@ def ring_attention(q, k, v, chunks, block, group):
     return torch.cat(outs, 1)
 
 
+@right("15.8")
+def ring_attention(q, k, v, chunks, block, group):
+    """Goes round the other way, and weighs all blocks at the end."""
+    rank, ranks = group.rank(), group.size()
+    number = len(chunks[rank])
+    found, kv = [[] for _ in range(number)], torch.stack([k, v])
+    for hop in range(ranks):
+        handles, arriving = [], torch.empty_like(kv)
+        if hop + 1 < ranks:
+            handles = [comm.recv(arriving, (rank + 1) % ranks, group), comm.send(kv, (rank - 1) % ranks, group)]
+        parts = [*zip(kv[0].chunk(number, 1), kv[1].chunk(number, 1), chunks[(rank + hop) % ranks], strict=True)]
+        for query, of_query, blocks in zip(q.chunk(number, 1), chunks[rank], found, strict=True):
+            blocks += [block(query, key, value, n == of_query) for key, value, n in parts if n <= of_query]
+        for handle in handles:
+            handle.wait()
+        kv = arriving
+    outs = []
+    for blocks in found:
+        out, top, total = (torch.stack(each) for each in zip(*blocks, strict=True))
+        weight = (top - top.amax(0)).exp()
+        outs.append((weight * out).sum(0) / (weight * total).sum(0))
+    return torch.cat(outs, 1)
+
+
 @right("15.9")
 def reads(saved, wanted):
     """Goes through the files, and keeps what is left to read."""
@@ -176,4 +200,19 @@ def reads(saved, wanted):
                 target.append(slice(low - a, low - a + max(0, size)))
             if all(each.stop > each.start for each in source):
                 found.append(Read(number, name, tuple(source), tuple(target)))
+    return found
+
+
+@right("15.9")
+def reads(saved, wanted):
+    """Takes the last of equal parts."""
+    found = []
+    for name, box in wanted.items():
+        last = {parts[name]: number for number, parts in enumerate(saved) if name in parts}
+        for part, number in last.items():
+            both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, part, strict=True)]
+            if all(a < b for a, b in both):
+                source = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(both, part, strict=True))
+                target = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(both, box, strict=True))
+                found.append(Read(number, name, source, target))
     return found

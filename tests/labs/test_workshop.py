@@ -233,6 +233,21 @@ class TestPredictions:
         outcome("2.1", 54)
         assert capsys.readouterr().out.splitlines()[1].endswith(words)
 
+    @pytest.mark.parametrize(
+        ("said", "words"),
+        [
+            (10, "you said 10: units of a rank"),
+            (10.2, "you said 10.2: units of a rank"),
+            (1.29, "you said 1.29: its own part"),
+            (9, "you said 9"),  # not near
+            (20, "you said 20"),  # near a whole number, which nobody rounds
+        ],
+    )
+    def test_a_rounded_slip_is_a_slip(self, capsys, said, words):
+        predict("15.8", said)
+        outcome("15.8", 1.125, slips={"units of a rank": 72 / 7, "its own part": 9 / 7, "a count": 21})
+        assert capsys.readouterr().out.splitlines()[1].endswith(words)
+
     def test_nothing_is_near_zero(self, capsys):
         predict("7.4", 1)
         outcome("7.4", 0)

@@ -51,7 +51,8 @@ def outcome(
         ranks: N, to recognize (N - 1) / N and 1 / N.
         itemsize: bytes per element, to recognize elements confused with bytes.
         slips: the numbers that this question's common mistakes give, by their explanation. An exact match is
-            explained, and so is a near prediction whose error is mostly due to a slip.
+            explained, and so are a near prediction whose error is mostly due to a slip, and a prediction near a slip's
+            ratio: one that is no whole number, and that one may have rounded.
     """
     said = Store().read("predictions", name)
     line = f"prediction {name}: {how} {measured:,}"
@@ -63,7 +64,8 @@ def outcome(
     elif abs(said - measured) <= 1e-9 * abs(measured):
         print(f"{line}, as you predicted")
     else:
-        slip = likely_slip(said, measured, ranks, itemsize, slips or {}) or near_miss(said, measured, slips or {})
+        slip = likely_slip(said, measured, ranks, itemsize, slips or {})
+        slip = slip or near_miss(said, measured, slips or {}) or near_slip(said, slips or {})
         print(f"{line}, you said {said:,}" + (f": {slip}" if slip else ""))
 
 
@@ -99,3 +101,10 @@ def near_miss(said: float, true: float, slips: Mapping[str, float]) -> str | Non
     far = f"{abs(off)}" if counts else f"{share:.1f} %" if share >= 0.1 else "less than 0.1 %"
     missed = [text for text, wrong in slips.items() if abs(said - wrong) <= abs(true - wrong) / 4]
     return ": ".join([f"{far} too {'low' if off < 0 else 'high'}", *missed[:1]])
+
+
+def near_slip(said: float, slips: Mapping[str, float]) -> str | None:
+    """The slip whose number, a fraction, is within 5 % of a prediction and nearest to it; None if there is none."""
+    off = {text: abs(said - wrong) for text, wrong in slips.items() if wrong != int(wrong)}
+    near = [text for text in off if off[text] <= 0.05 * abs(slips[text])]
+    return min(near, key=lambda text: off[text], default=None)
