@@ -91,7 +91,7 @@ def _value(name: str, text: str, default: Any) -> Any:
     if text == "yes":
         raise ValueError(f"{name} has no number: write one behind it, as in {name}=2")
     if not text.isdecimal():
-        raise ValueError(f"{name}={text}: a number is wanted")
+        raise ValueError(f"{name}={text}: give a whole number, such as {name}=2")
     return int(text)
 
 

@@ -32,7 +32,7 @@ ON_TWO = {"tensor": 4, "pipeline": 6}  # as many of them, from the first, need n
 LAYERS, WIDTH, CONTEXT = 2, 24, 12
 BATCH = {"tensor": 12, "pipeline": 16, "3d": 16}
 OWN = "pp=2,tp=2,order=gpipe"
-ANOTHER = "dp=2,tp=2,data=zero1,sequence"
+ANOTHER = "dp=2,tp=2,axes=tp/dp,data=zero1,sequence"
 
 
 def settings_on(axis: str, ranks: int, **given: Any) -> Settings:
@@ -259,6 +259,7 @@ def test_recipes_are_climbed_beside_a_rung(tmp_path: Path) -> None:
     record = record_in(tmp_path)
     assert [rung["name"] for rung in record["rungs"]] == ["ddp", OWN, ANOTHER]
     assert record["recipes"] == [OWN, ANOTHER]
+    assert_the_table_fits_and_ticks(record)
     assert_losses_equal_one_process(record)
     assert_bytes_are_as_predicted_on_every_rank(record)
     for rung in record["rungs"]:

@@ -145,7 +145,7 @@ def test_a_stage_refuses_longer_sequences_than_its_model() -> None:
     ("text", "says"),
     [
         ("dp=2,foo=1", "foo is no word of a recipe: choose from zero, pp, dp"),
-        ("dp=two", "dp=two: a number is wanted"),
+        ("dp=two", "dp=two: give a whole number, such as dp=2"),
         ("dp=", "dp= has no value: write one behind it, or leave the word out"),
         ("dp", "dp has no number: write one behind it, as in dp=2"),
         ("pp=2 dp=2", "pp=2 dp=2: separate words by commas, as in pp=2,dp=2"),

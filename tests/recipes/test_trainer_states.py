@@ -38,10 +38,10 @@ def model(**others: Any) -> GPT:
 
 
 def batch(step: int, place: int = 0, share: int = ROWS) -> tuple[Tensor, Tensor]:
-    """Rows from a place on, some with many targets that count, some with none."""
+    """Rows from a place on: half of them have no targets that count, and beginnings have more than ends."""
     generator = torch.Generator().manual_seed(step)
     tokens, targets = torch.randint(SIZES["vocabulary"], (2, ROWS, SIZES["context"]), generator=generator)
-    often = torch.linspace(-0.3, 1, ROWS)[:, None]
+    often = torch.linspace(-1, 1, ROWS)[:, None] * torch.linspace(1, 0.4, SIZES["context"])
     targets[torch.rand(targets.shape, generator=generator) > often] = IGNORED
     return tokens[place : place + share], targets[place : place + share]
 

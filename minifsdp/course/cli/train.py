@@ -106,7 +106,9 @@ def train(
     axes: Annotated[
         str | None, typer.Option(help="Order of the axes, outermost first, such as dp/pp/tp: the last stays in a host.")
     ] = None,
-    precision: Annotated[str | None, typer.Option(help=f"{_choices(PRECISIONS)} Default: {DEFAULT.precision}.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help=f"{_choices(PRECISIONS)} Recipes have no fp16. Default: {DEFAULT.precision}.")
+    ] = None,
     forward_prefetch: Annotated[
         bool, typer.Option("--forward-prefetch", help="Gather the next unit before computing the current one.")
     ] = DEFAULT.forward_prefetch,

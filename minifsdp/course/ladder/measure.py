@@ -220,7 +220,7 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
         records = _train(trainers, shards, where, advance)
         for name in settings.rungs:
             usual = median(records[name]["step_seconds"])
-            path = traces / f"trace-{name}.json"
+            path = traces / trace_of(name)
             records[name]["traced"] = trace_step(trainers.pop(name), shards[name][0], where, path, link, usual)
             advance(name, "tracing")
             records[name]["others"] = {}
@@ -228,7 +228,7 @@ def run_rungs(settings: Settings, traces: Path) -> dict[str, dict[str, Any]]:
             records[name]["others"][other] = log_step(partial(fresh, name, other=other), shards[name][0], link)
             advance(name, f"{settings.rung(name).varies} = {other}")
         for name in settings.rungs:  # once no other rung's trainer holds memory, and no step is timed any longer
-            snapshot = traces / f"snapshot-{name}.pickle" if rank == 0 else None
+            snapshot = traces / snapshot_of(name) if rank == 0 else None
             records[name] |= measure_memory(partial(fresh, name), shards[name][0], where, snapshot)
             records[name]["sent"] = _by_axis(records[name].pop("calls"), settings.recipe(name).mesh, rank)
             advance(name, MEASURING)
@@ -375,3 +375,13 @@ def _by_axis(calls: list[Call], mesh: Mesh, rank: int) -> dict[str, dict[str, di
     sent = [call for call in calls if call.op != "recv" and call.ranks > 1]
     axes = {name: mesh.axis_of(global_ranks(group_named(name)), rank) for name in {call.group for call in sent}}
     return totals(Counter(Message(axes[call.group], call.op, call.payload) for call in sent))
+
+
+def trace_of(rung: str) -> str:
+    """The name of a rung's trace; that of a recipe may have the slashes of `axes=dp/pp`."""
+    return f"trace-{rung.replace('/', '-')}.json"
+
+
+def snapshot_of(rung: str) -> str:
+    """The name of its allocator's snapshot, on a GPU."""
+    return f"snapshot-{rung.replace('/', '-')}.pickle"

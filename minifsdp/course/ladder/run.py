@@ -16,7 +16,7 @@ from minifsdp.cost.model import Model
 from minifsdp.course.ladder import data, pictures
 from minifsdp.course.ladder.axes import AXES
 from minifsdp.course.ladder.data import Corpus
-from minifsdp.course.ladder.measure import MEASURING, Settings, run_rungs, train_alone
+from minifsdp.course.ladder.measure import MEASURING, Settings, run_rungs, snapshot_of, trace_of, train_alone
 from minifsdp.course.ladder.outline import count_elements, outline
 from minifsdp.course.ladder.rungs import closed_form_setting, sizes_of
 from minifsdp.instruments.launch import launch
@@ -119,7 +119,7 @@ def run(request: Request, progress: Progress) -> dict[str, Any] | None:
     def heard(_: int, what: tuple[str, int, int]) -> None:
         progress(*what)
         if what[0].endswith(MEASURING) and not lanes:  # no step is timed any longer, and here is time
-            lanes.update((name, read_trace(staging / f"trace-{name}.json")) for name in settings.rungs)
+            lanes.update((name, read_trace(staging / trace_of(name))) for name in settings.rungs)
 
     progress("one process", 0, 1)
     where: Any = {"timeout": TIME_LIMIT, "backend": request.world.backend, "share_gpu": request.world.shares_gpu}
@@ -212,7 +212,7 @@ def _forget_earlier(out: Path, staging: Path) -> None:
         "allocator.png",
         "pipeline.png",
         "timeline.png",
-        *(name for rung in rungs for name in (f"trace-{rung}.json", f"snapshot-{rung}.pickle")),
+        *(name for rung in rungs for name in (trace_of(rung), snapshot_of(rung))),
     }
     for name in every - {path.name for path in staging.iterdir()}:
         (out / name).unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from minifsdp.instruments.watch.tables import COLUMNS, MIB, plain_table
 
 _HEADINGS = {**COLUMNS, "activations": "activa-\ntions"}
 _NARROW = {"parameters": "para-\nmeters", "gradients": "gradi-\nents", "optimizer": "opti-\nmizer"}
+_WIDEST = 15  # letters of a name: the longest rung's
 _MANY = 5  # columns that fit with space between them
 BUCKETS_STAY = (
     "ddp peaks above ddp-naive: its buckets outlive the step; plain gradients are allocated as activations are freed"
@@ -44,8 +45,16 @@ def _memory(record: dict[str, Any]) -> Table:
         cells = [f"{max(rank[key] for rank in rung['bytes']) / MIB:.3f}" for key in columns]
         peak = f"{max(rank['peak'] for rank in rung['bytes']) / MIB:.3f}"
         mark = "[red]\N{NOT EQUAL TO}[/]" if differences[rung["name"]] else "[green]\N{CHECK MARK}[/]"
-        table.add_row(rung["name"], *cells, peak, mark)
+        table.add_row(_shown(rung["name"]), *cells, peak, mark)
     return table
+
+
+def _shown(name: str) -> str:
+    """A rung's name; a recipe on several lines, so that figures have room beside it."""
+    lines = [""]
+    for word in name.replace(",", ",\0").split("\0"):
+        lines = [*lines[:-1], lines[-1] + word] if len(lines[-1] + word) <= _WIDEST else [*lines, word]
+    return "\n".join(filter(None, lines))
 
 
 def _differences(rung: dict[str, Any]) -> list[str]:
@@ -75,7 +84,7 @@ def _cost(record: dict[str, Any]) -> Table:
         calls = rung["collectives"]
         worst = max(abs(a - b) / abs(b) for a, b in zip(rung["losses"], record["reference_losses"], strict=True))
         table.add_row(
-            rung["name"],
+            _shown(rung["name"]),
             *(str(calls[op]["calls"]) if op in calls else "" for op in operations),
             f"{sum(total['wire'] for total in calls.values()) / MIB:.2f}",
             _bubble(rung) if pipelines else _hidden(rung),
