@@ -561,7 +561,7 @@ def test_any_losses_can_be_drawn_and_recorded(tmp_path, values):
         ),
         (["--pp", "3", "--ranks", "8"], "pp=3: these are 3 ranks, and there are 8; layouts that go: pp=4,dp=2"),
         (["--pp", "3", "--ranks", "7"], "layouts that go: none of these axes with this model and batch"),
-        (["--dp", "2", "--batch", "13"], "--batch 13 is no multiple of 2: give one; layouts that go: tp=2 or cp=2"),
+        (["--dp", "2", "--batch", "13"], "--batch 13 is no multiple of 2: give 14; layouts that go: tp=2 or cp=2"),
         (["--tp", "7", "--cp", "7", "--width", "8"], "layouts that go: none of these axes with this model"),
         (["--zero", "1", "--strategy", "full"], "--strategy full has no effect on data=zero1"),
         (["--zero", "1", "--offload"], "--offload has no effect on data=zero1: only strategies keep shards in host"),

@@ -266,7 +266,8 @@ class TrainSettings:
     def fault_beside(self, recipe: Recipe) -> str:
         """Why these settings do not go with a recipe that divides the model, with the cure; empty: they do."""
         parts = recipe.mesh.dp * recipe.micro_batches * self.accumulate
-        uneven = f"--batch {self.batch} is no multiple of {parts}: give one" if self.batch % parts else ""
+        next_one = self.batch + -self.batch % parts
+        uneven = f"--batch {self.batch} is no multiple of {parts}: give {next_one}" if self.batch % parts else ""
         return self._micro_batches_beside(recipe) or uneven
 
     def _micro_batches_beside(self, recipe: Recipe) -> str:
