@@ -984,7 +984,8 @@ assert shard.grad.item() == 1.125
 # by more than the length of the latter. Twelve trainers whose issues and pull requests report mistakes of this kind are
 # listed at the end of this section.
 #
-# T has to be known before the first backward pass, so all micro-batches of a step have to be there when it begins.
+# Your function divides by T before it calls backward, so all micro-batches of a step have to be there when it begins.
+# One can also run backward on sums, and multiply the gradients by N / T before the optimizer step.
 #
 # Predict: 2 ranks have 3 micro-batches each, with 60 targets altogether. One micro-batch has a single target. In a mean
 # of means over all micro-batches of all ranks, how many times its right weight does this target have?
@@ -1193,7 +1194,7 @@ plots.lines(
 # 5. To offload a gradient, start the copy, record an event, wait for the event at the end of the backward pass, then
 #    add the gradient.
 # 6. The loss is a mean over tokens. The sum of each micro-batch's losses is multiplied by N / T, where T counts the
-#    targets of all ranks and micro-batches, and is known before the first backward pass.
+#    targets of all ranks and micro-batches: before backward, or the gradients afterwards.
 #
 # ## Questions
 #

@@ -156,6 +156,7 @@ def slips_of_bytes(mesh, rank, tokens, width, blocks, parameters, micros, itemsi
             "a stage sends activations to the next and gradients to the one before; the first and the last have one "
             "neighbour": 2.0 * message if mesh.pp > 1 else 0.0,
             "gradients of activations are sent, too: back to the stage before": 1.0 * message * (place < last),
+            "a stage in the middle has two neighbours": 1.0 * message if mesh.pp > 1 else 0.0,
             "a single stage has no neighbour, an end stage has one, and the others have two": 2.0 * message,
             "a message goes to one rank: it has no factor 2 (p - 1) / p": pp * 2 * (mesh.pp - 1) / mesh.pp,
             "a message goes to one rank: it has no factor (p - 1) / p": pp * (mesh.pp - 1) / mesh.pp,

@@ -100,3 +100,8 @@ Adds something that no slip explains.
 -     "tp": 2 * (mesh.tp - 1) / mesh.tp * micros * tokens * of_token * itemsize,
 +     "tp": 2 * (mesh.tp - 1) / mesh.tp * micros * tokens * of_token * itemsize + 64,
 """)
+wrong("15.5", "a stage in the middle has two neighbours").diff("""
+Counts one neighbour in every pipeline.
+- neighbours = (place > 0) + (place < last)
++ neighbours = mesh.pp > 1
+""")

@@ -153,6 +153,9 @@ def slips_of_seconds(mesh, host, sent):
         "the slowest link sets the pace of the group: no part of its messages is faster": float(
             max(sum(mixed(axis, rank) for axis in mesh.divided) for rank in range(mesh.ranks))
         ),
+        "more than the first axis may cross hosts, and the first need not: look at the hosts of each group": float(
+            sum(took(sent[axis], INSIDE if place else ACROSS) for place, axis in enumerate(mesh.divided))
+        ),
         "rank r is on host r // host: neighbouring numbers share one": over(
             cross=lambda mesh, host, rank, axis: len({peer % host for peer in mesh.peers(rank, axis)}) > 1
         ),

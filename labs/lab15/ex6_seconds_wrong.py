@@ -73,3 +73,11 @@ Goes through all traffic.
 -     for axis in mesh.divided:
 +     for axis in sent:
 """)
+wrong("15.6", "more than the first axis may cross hosts").diff("""
+Takes the first axis across hosts, and no other.
+-     for axis in mesh.divided:
+-         hosts = {peer // host for peer in mesh.peers(rank, axis)}
+-         link = inside if len(hosts) == 1 else across
++     for place, axis in enumerate(mesh.divided):
++         link = inside if place else across
+""")
