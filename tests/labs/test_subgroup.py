@@ -20,7 +20,7 @@ from minifsdp.instruments.launch import RankError
 
 SETUP = "import torch.distributed as dist\nfrom minifsdp import comm\nfrom minifsdp.course.workshop import exercise\n"
 WITH_A_GROUP = ["1.1", "1.2", "1.3", "1.4", "1.5", "1.6", "1.7", "1.8", "2.1", "2.3", "3.3", "3.4", "3.5", "5.2", "5.4"]
-WITH_A_GROUP += ["6.3", "7.5", "9.1", "9.4", "10b.1", "10b.4", "13.1", "13.2", "13.4", "13.5", "15.7", "15.8"]
+WITH_A_GROUP += ["6.3", "7.5", "9.1", "9.4", "9.7", "10b.1", "10b.4", "13.1", "13.2", "13.4", "13.5", "15.7", "15.8"]
 
 
 def cell(body: str) -> Callable[..., Any]:
