@@ -109,7 +109,7 @@ def micro_batches_of(counts, rank, seed):
 
 
 class Found(NamedTuple):
-    """What a rank has seen of one case."""
+    """One rank's observations of a case."""
 
     sent: list[tuple[str, int]]  # operation and bytes of all but FSDP's gathers and reductions
     early: int  # of these, before the end of the first backward
@@ -266,7 +266,7 @@ def weighted(sums, weights):
 
 
 def explains(text):
-    """Whether all gradients of a case that are numbers are those of a mistake."""
+    """True if a mistake explains all finite gradients of a case."""
 
     def does(found, sums, weights):
         return all(

@@ -277,7 +277,7 @@ def check_step(answer, variant):
 
 
 def slip_of_passes(ran, micros):
-    """What is wrong with the order of passes."""
+    """The fault in the order of passes."""
     if (reductions := ran.count("reduce")) > 1:
         return f"`reduce` is called {reductions} times: gradients add up over the micro-batches, and are reduced once"
     if "reduce" in ran and ran[-1] != "reduce":

@@ -70,7 +70,7 @@ def counts_of(ranks, variant):
 
 
 def micro_batch(count, seed, rank):
-    """Logits [b, s, V] and targets [b, s], of which `count` are not ignored; their places differ."""
+    """Logits [b, s, V] and targets [b, s]; `count` targets, in random places, are not ignored."""
     rows = max(2, -(-count // LENGTH) + rank % 2)
     draw = torch.Generator().manual_seed(31 * seed + rank)
     targets = torch.full((rows * LENGTH,), IGNORED)

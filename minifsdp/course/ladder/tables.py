@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from statistics import median
 from typing import Any
 
@@ -52,7 +53,7 @@ def _memory(record: dict[str, Any]) -> Table:
 def _shown(name: str) -> str:
     """A rung's name; a recipe on several lines, so that figures have room beside it."""
     lines = [""]
-    for word in name.replace(",", ",\0").split("\0"):
+    for word in re.split("(?<=,)", name):
         lines = [*lines[:-1], lines[-1] + word] if len(lines[-1] + word) <= _WIDEST else [*lines, word]
     return "\n".join(filter(None, lines))
 

@@ -45,7 +45,7 @@ def seconds_across(axis: str) -> float:
 
 
 def summary() -> dict[str, Any]:
-    """What the record says in numbers: links, times relative to the best order, the farthest from its prediction."""
+    """Numbers of the record: links, times relative to the best order, the largest deviation from a prediction."""
     best = seconds_across("pp")
     (inside_delay, inside), (across_delay, across) = record()["inside"], record()["across"]
     return {

@@ -19,7 +19,7 @@ VOCABULARY, LENGTH = 8, 6
 
 
 def _targets(count: int) -> Tensor:
-    """[1, s], of which so many count."""
+    """Targets [1, s]; only the first `count` are not ignored."""
     return torch.where(torch.arange(LENGTH)[None] < count, 0, IGNORED)
 
 
